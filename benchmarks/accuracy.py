@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 
 import spark_estimator.torch as hvd
 from spark_estimator import HorovodRunner
-from spark_estimator.console import ends_with_its_reader
-from spark_estimator.demo import network
+from spark_estimator.console import end_with_reader
+from spark_estimator.demo import make_network
 
 VARIANTS = ("float32", "int8", "local_sgd", "diloco", "diloco_streaming", "diloco_0.9")
 BATCH = 32
@@ -85,7 +85,7 @@ def task_of(name: str, seed: int) -> Task:
         model = nn.Sequential(nn.Linear(columns, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, classes))
         steps = 320
         if name == "digits":
-            inputs, model, steps = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, network(), 220
+            inputs, model, steps = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, make_network(), 220
     order = torch.randperm(len(targets), generator=generator)
     held, rest = order[: len(order) // 5], order[len(order) // 5 :]
     return Task(model, inputs[rest], targets[rest], inputs[held], targets[held], steps)
@@ -147,7 +147,7 @@ def train_all(
     }
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments and prints a table."""
     parser = argparse.ArgumentParser("python -m benchmarks.accuracy", description=__doc__)

@@ -105,7 +105,9 @@ def _steps(
             store, model=model, every_steps=options["every"], optimizer=optimizer, overlap=overlap
         )
         checkpointer.step()
-        checkpointer._copier.staging.targets(0)  # the memory is there, as it is after the first seconds of a training
+        checkpointer._copier.staging.get_targets(
+            0
+        )  # the memory is there, as it is after the first seconds of a training
         for _ in range(options["every"] - 1):
             checkpointer.step()
         step()

@@ -29,8 +29,8 @@ from benchmarks.command_line import Report, ended_by_signals, list_of, parser_of
 from benchmarks.interleaved import OPS, BenchmarkError, Group, Subject
 from benchmarks.namespaces import UnavailableError
 from benchmarks.tables import Ratio
-from spark_estimator.collectives.rendezvous import local_rendezvous
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.collectives.rendezvous import make_local_rendezvous
+from spark_estimator.console import end_with_reader
 
 DEFAULT_BYTES = (4, 1024, 65536, 1 << 20, 16 << 20, 102_400_000)
 _MODULE = "benchmarks.collectives"
@@ -81,7 +81,10 @@ def start_subjects(
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}" if "gloo" in peers else None
     environment = {"SPARK_ESTIMATOR_SHARED_MEMORY": "0"} if tcp else {}
     columns = [("python", "python"), *([("gloo", "gloo")] if address else [])]
-    add(lambda: programs.python_group("python", local_rendezvous(size), gloo=address, environment=environment), columns)
+    add(
+        lambda: programs.python_group("python", make_local_rendezvous(size), gloo=address, environment=environment),
+        columns,
+    )
     for name in ("openmpi", "mpich"):
         if name in peers:
             add(functools.partial(programs.mpi_group, name, folder, size, tcp=tcp), [(name, "mpi")])
@@ -89,7 +92,7 @@ def start_subjects(
     return sorted(subjects, key=lambda subject: order.index(subject.name))
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments, runs the ranks of all libraries on this host, and prints the table."""
     words = sys.argv[1:] if argv is None else list(argv)

@@ -33,7 +33,7 @@ from benchmarks.backends import Backend, time_interleaved
 from benchmarks.command_line import ended_by_signals, positive
 from benchmarks.launch import session
 from spark_estimator.collectives import context
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.console import end_with_reader
 from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.estimators.torch.model import TorchModel
@@ -50,7 +50,7 @@ def batch_backends(rows: int, width: int) -> list[Backend]:
     epochs = itertools.count()
 
     def ours() -> float:
-        batches = spooled.batches(_BATCH, None, (1, next(epochs)))
+        batches = spooled.read_batches(_BATCH, None, (1, next(epochs)))
         return sum(float(batch.matrices[0][:, 0].sum()) for batch in batches) / rows
 
     def gathered() -> float:
@@ -139,7 +139,7 @@ def prediction_backends(spark: Any, rows: int, folder: str) -> list[Backend]:
     ]
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments, runs all backends, and prints the table."""
     words = sys.argv[1:] if argv is None else list(argv)

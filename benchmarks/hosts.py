@@ -39,7 +39,7 @@ from benchmarks.command_line import Report, ended_by_signals, parser_of
 from benchmarks.interleaved import BenchmarkError, Form, Group, Subject
 from benchmarks.namespaces import Network, UnavailableError
 from benchmarks.tables import Ratio
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.console import end_with_reader
 from spark_estimator.env import CONNECTIONS_VARIABLE, RING_ORDER_VARIABLE
 
 _MODULE = "benchmarks.hosts"
@@ -184,7 +184,7 @@ def start_subjects(
     return subjects
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments and prints a table for each layout."""
     words = sys.argv[1:] if argv is None else list(argv)

@@ -34,7 +34,7 @@ from typing import Any
 from benchmarks import programs, tables
 from benchmarks.command_line import ended_by_signals, list_of, positive
 from benchmarks.interleaved import BenchmarkError
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.console import end_with_reader
 from spark_estimator.runner import HorovodRunner
 
 _MODULE = "benchmarks.launch"
@@ -272,7 +272,7 @@ def _in_order(lines: Iterable[str]) -> int:
     return sum(map(len, of_rank.values()))
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments, starts the sessions, and prints the tables."""
     words = sys.argv[1:] if argv is None else list(argv)

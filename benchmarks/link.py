@@ -30,7 +30,7 @@ class Ring:
     @classmethod
     def connect(cls) -> Ring:
         """Connects the ring; all ranks must call it. Raises OSError if hosts can't connect."""
-        job = rendezvous.current(Settings.read().rendezvous_fd)
+        job = rendezvous.find_current(Settings.read().rendezvous_fd)
         if job is None:
             return cls(1, None, None)
         leaders: dict[str, int] = {}

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from benchmarks.command_line import list_of, positive
 from benchmarks.interleaved import BenchmarkError
-from spark_estimator.launch.job.environment import host_share, worker_environment
+from spark_estimator.launch.job.environment import decide_host_threads, make_worker_environment
 
 MODELS = ("mlp", "resnet50", "transformer")
 _HUGE_PAGES = "GLIBC_TUNABLES"
@@ -33,7 +33,7 @@ _CHECKED_STEPS = 3
 
 def settings() -> dict[str, dict[str, str]]:
     """The name of each choice of settings, and its variables."""
-    worker = worker_environment({}, {}, host_share(1))
+    worker = make_worker_environment({}, {}, decide_host_threads(1))
     both = {name: value for name, value in worker.items() if name.startswith("MALLOC_") or name == _HUGE_PAGES}
     kept = {name: value for name, value in both.items() if name != _HUGE_PAGES}
     return {"default": {}, "kept": kept, "huge pages": {_HUGE_PAGES: both[_HUGE_PAGES]}, "both": both}

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, job_of
+from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, make_job
 
 _CLONE_NEWNET = 0x40000000
 _SUBNET = "10.77.0"
@@ -131,7 +131,7 @@ class Network:
             return cls(created, closing.pop_all())
 
     def rendezvous(self, ranks_per_host: int, *, encrypted: bool = False) -> list[tuple[Rendezvous, Endpoint]]:
-        """A rendezvous and an endpoint for each rank, as ``local_rendezvous``; ranks of a host are consecutive.
+        """A rendezvous and an endpoint for each rank, as ``make_local_rendezvous``; ranks of a host are consecutive.
 
         The process of rank r must be started on ``hosts[r // ranks_per_host]``.
         """
@@ -150,7 +150,7 @@ class Network:
             replace(endpoint.facts(rank), host=host.name, host_id=f"{socket.gethostname()}/{host.name}")
             for rank, (host, endpoint) in enumerate(zip(host_of_rank, endpoints, strict=True))
         ]
-        return job_of(endpoints, peers, encrypted=encrypted)
+        return make_job(endpoints, peers, encrypted=encrypted)
 
     def close(self) -> None:
         """Closes the namespaces; those with running processes remain until these end. Idempotent."""

@@ -15,7 +15,7 @@ from benchmarks.interleaved import BenchmarkError, Command, Group
 from benchmarks.namespaces import UnavailableError
 from spark_estimator import _native
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, offer_to_command
-from spark_estimator.launch.job.environment import host_share, worker_environment
+from spark_estimator.launch.job.environment import decide_host_threads, make_worker_environment
 
 NATIVE = Path(__file__).parents[1] / "native"
 _COMPILE_SECONDS = 180
@@ -134,7 +134,7 @@ def python_group(
                 **variables,
                 **(environment or {}),
             }
-            settings = worker_environment(os.environ, settings, host_share(len(pairs)))
+            settings = make_worker_environment(os.environ, settings, decide_host_threads(len(pairs)))
             descriptors = (fd, *endpoint.filenos())
             result.append(Command(arguments, settings, descriptors, within[rank] if within else None))
         return result

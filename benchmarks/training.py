@@ -43,8 +43,8 @@ from benchmarks.command_line import ended_by_signals, list_of, positive
 from benchmarks.interleaved import BenchmarkError, Figure, Form, Group, Line, Subject, measure
 from benchmarks.tables import Ratio
 from benchmarks.training_steps import MANY
-from spark_estimator.collectives.rendezvous import local_rendezvous
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.collectives.rendezvous import make_local_rendezvous
+from spark_estimator.console import end_with_reader
 
 #: Bytes of each model's gradients.
 MODELS = {
@@ -94,7 +94,7 @@ def exposed(line: Line) -> Line:
     return replace(line, figures=figures)
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments, runs the ranks on this host, and prints the table."""
     words = sys.argv[1:] if argv is None else list(argv)
@@ -172,7 +172,7 @@ def _group(options: argparse.Namespace, gloo: bool = True) -> Group:
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     return programs.python_group(
         "training",
-        local_rendezvous(options.np),
+        make_local_rendezvous(options.np),
         gloo=address if gloo else None,
         module="benchmarks.training_rank",
         environment=_environment(options),
@@ -182,7 +182,7 @@ def _group(options: argparse.Namespace, gloo: bool = True) -> Group:
 def _tensorflow_group(options: argparse.Namespace, name: str) -> Group:
     return programs.python_group(
         f"TensorFlow ({name})",
-        local_rendezvous(options.np),
+        make_local_rendezvous(options.np),
         module="benchmarks.training_tensorflow",
         environment=_environment(options),
     )

@@ -49,7 +49,7 @@ class Faults:
         from spark_estimator.collectives import rendezvous
         from spark_estimator.env import Settings
 
-        facts = rendezvous.current(Settings.read().rendezvous_fd)
+        facts = rendezvous.find_current(Settings.read().rendezvous_fd)
         if facts is None or facts.awaited:  # a process that joins a running job has no rank yet
             return
         self._rank = facts.rank
@@ -131,7 +131,7 @@ class Faults:
         """Connects to every rank's port without its key: garbage, silence, a TLS hello, an HTTP request."""
         from spark_estimator.collectives import rendezvous
 
-        facts = rendezvous.current()
+        facts = rendezvous.find_current()
         if facts is None:
             return
         chance = random.Random(f"{self._run.seed}/{self._run.number}/strangers")

@@ -24,7 +24,7 @@ from spark_estimator.collectives.rendezvous import PeerFacts
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import HorovodInternalError, SparkEstimatorError
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
-from spark_estimator.launch.job.environment import host_share, worker_environment
+from spark_estimator.launch.job.environment import decide_host_threads, make_worker_environment
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.pickling import load_values
@@ -150,7 +150,10 @@ class _Proxied(LocalWorkerHandle):
 
 def _through_proxies(run: Run, options: JobOptions, folder: Path) -> int:
     job = JobSpec.build(
-        program.train, run.size, options, worker_environment(os.environ, options.variables, host_share(run.size))
+        program.train,
+        run.size,
+        options,
+        make_worker_environment(os.environ, options.variables, decide_host_threads(run.size)),
     )
     proxies: list[Proxy | None] = [None] * run.size
     over = threading.Event()
@@ -223,10 +226,10 @@ def sessions() -> Iterator[Callable[[], SparkSession]]:
         if not opened:
             from pyspark.sql import SparkSession
 
-            from spark_estimator.launch.spark.java_environment import java_environment
+            from spark_estimator.launch.spark.java_environment import choose_java_environment
 
             os.environ.update(
-                java_environment(),
+                choose_java_environment(),
                 PYSPARK_PYTHON=sys.executable,
                 PYTHONPATH=str(_ROOT),
                 SPARK_SUBMIT_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

@@ -66,7 +66,7 @@ def up(folder: Path, ports: Mapping[str, int]) -> State:
     try:
         import spark_daemons
 
-        from spark_estimator.launch.spark.java_environment import java_environment
+        from spark_estimator.launch.spark.java_environment import choose_java_environment
     except ImportError as error:
         raise ClusterError(f"{error}: run `make cluster`, which installs it.") from error
     logs = folder / "logs"
@@ -74,7 +74,7 @@ def up(folder: Path, ports: Mapping[str, int]) -> State:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
     keys = write_secrets(folder / "secrets")
-    env = _environment(folder) | java_environment()
+    env = _environment(folder) | choose_java_environment()
     env |= {"SPARK_CONNECT_AUTHENTICATE_TOKEN": keys["connect"], "JUPYTER_TOKEN": keys["jupyter"]}
     state = State("processes")
     started: dict[str, spark_daemons.Daemon] = {}
@@ -129,12 +129,12 @@ def demo(folder: Path, state: State) -> int:
         "CLUSTER_CONNECT": state.addresses["connect"],
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": (folder / "secrets" / "connect").read_text(),
     }
-    from spark_estimator.launch.spark.java_environment import java_environment
+    from spark_estimator.launch.spark.java_environment import choose_java_environment
 
     for part in ("function", "estimator"):
         began = time.monotonic()
         status = subprocess.run(
-            [sys.executable, str(HERE / "demo.py"), part], env=env | java_environment(), cwd=folder, check=False
+            [sys.executable, str(HERE / "demo.py"), part], env=env | choose_java_environment(), cwd=folder, check=False
         ).returncode
         print(f"-- {part}: {time.monotonic() - began:.1f} s, exit status {status}\n", flush=True)
         if status:

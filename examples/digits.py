@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import spark_estimator.torch as hvd
-from spark_estimator.demo import network
+from spark_estimator.demo import make_network
 
 HELD_OUT = 5  # every fifth image is held out for the test
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(training, hvd.size(), hvd.rank())
     loader = DataLoader(training, options.batch_size, sampler=sampler)
 
-    model = network()
+    model = make_network()
     # Adasum scales the step itself; an average over n ranks allows n times the learning rate.
     scale = 1 if options.use_adasum else hvd.size()
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr * scale, momentum=options.momentum)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import spark_estimator.torch as hvd
 from examples.digits import accuracy, load
-from spark_estimator.demo import network
+from spark_estimator.demo import make_network
 
 
 def main(argv: Sequence[str] | None = None) -> float:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     training, held_out = load()
     sampler = hvd.elastic.ElasticSampler(training, shuffle=True)
     loader = DataLoader(training, options.batch_size, sampler=sampler)
-    model = network()
+    model = make_network()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=options.lr * hvd.size(), momentum=0.9), model.named_parameters()
     )

@@ -64,9 +64,9 @@ def main() -> int:
 
 def session() -> Any:
     """The session of the checks."""
-    from spark_estimator.launch.spark.java_environment import java_environment
+    from spark_estimator.launch.spark.java_environment import choose_java_environment
 
-    os.environ.update(java_environment())
+    os.environ.update(choose_java_environment())
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if sys.argv[1] == "connect":
         os.environ["SPARK_TESTING"] = "1"  # a port that is free, not always the same one

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.console import end_with_reader
 
 USAGE = """usage: python -m spark_estimator COMMAND [ARGUMENTS]
 
@@ -33,7 +33,7 @@ COMMANDS = {
 }
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: list[str] | None = None) -> int:
     """Run one command; return its exit status, or 2 for an unknown command."""
     command, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         print(__version__)
         return 0
     if command == "env":
-        return env(arguments)
+        return print_settings(arguments)
     if command not in COMMANDS:
         print(f"{USAGE}\n\nunknown command: {command!r}", file=sys.stderr)
         return 2
@@ -58,8 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     return status or 0
 
 
-def env_parser() -> argparse.ArgumentParser:
-    """Make the parser of the command line of ``env``."""
+def make_env_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line of ``print_settings``."""
     return argparse.ArgumentParser(
         prog="python -m spark_estimator env",
         description="Print every environment variable that spark_estimator reads, with its value and the source of the "
@@ -68,19 +68,19 @@ def env_parser() -> argparse.ArgumentParser:
     )
 
 
-def env(arguments: list[str]) -> int:
+def print_settings(arguments: list[str]) -> int:
     """Print the settings of this process; return the exit status, 1 for an invalid value."""
-    from spark_estimator.collectives.cores import available_cores, decisions
+    from spark_estimator.collectives.cores import count_available_cores, decide_settings
     from spark_estimator.collectives.rendezvous import Topology
     from spark_estimator.env import Settings
-    from spark_estimator.launch.job.environment import description
+    from spark_estimator.launch.job.environment import describe_choices
 
-    env_parser().parse_args(arguments)
+    make_env_parser().parse_args(arguments)
     try:
         settings = Settings.read()
         topology = Topology.of(["this host"] * (settings.launched_local_size or 1), 0)
-        print(settings.describe(decisions(settings, topology, available_cores())))
-        print("\n" + description(os.environ, topology.local_size))
+        print(settings.describe(decide_settings(settings, topology, count_available_cores())))
+        print("\n" + describe_choices(os.environ, topology.local_size))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

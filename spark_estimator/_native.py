@@ -403,13 +403,13 @@ def load(path: Path) -> ctypes.CDLL:
     return loaded
 
 
-def last_error() -> str:
+def get_last_error() -> str:
     """Return the sentence that belongs to the calling thread's last failed call."""
     text: bytes | None = library().se_last_error()
     return (text or b"").decode("utf-8", "replace")
 
 
-def error_of(status: int, message: str, rank: int | None = None) -> Exception:
+def make_error(status: int, message: str, rank: int | None = None) -> Exception:
     """Make the exception of ``errors.py`` (or a built-in one) for `status`, with `message` as its text.
 
     Args:
@@ -435,4 +435,4 @@ def error_of(status: int, message: str, rank: int | None = None) -> Exception:
 def check(status: int, rank: int | None = None) -> None:
     """Raise `make_error` of the status with the engine's message, unless `status` is OK or IN_PROGRESS."""
     if status not in (Status.OK, Status.IN_PROGRESS):
-        raise error_of(status, last_error(), rank)
+        raise make_error(status, get_last_error(), rank)

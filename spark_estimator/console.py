@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 UNREAD_STATUS = 128 + signal.SIGPIPE
 
 
-def ends_with_its_reader(main: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+def end_with_reader(main: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Have ``main`` exit with `UNREAD_STATUS`, without a message, once the reader of its output has exited.
 
     It does not exit by SIGPIPE: Python ignores that signal, which sockets raise too, and a launcher must stop its
@@ -59,13 +59,13 @@ def _flush(stream: TextIO | None) -> None:
 
 def discard_unread() -> bool:
     """Return whether stdout or stderr has lost its reader. Later output to such a stream is discarded."""
-    unread = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _unread(stream)]
+    unread = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _has_no_reader(stream)]
     for stream in unread:
         _discard(stream)
     return bool(unread)
 
 
-def _unread(stream: TextIO) -> bool:
+def _has_no_reader(stream: TextIO) -> bool:
     """Return whether a stream is a pipe, socket or terminal without a reader."""
     poll = select.poll()
     with contextlib.suppress(OSError, ValueError):  # the stream has no descriptor, or is closed

@@ -69,7 +69,7 @@ def train(epochs: int = EPOCHS, batch_size: int = 32, learning_rate: float = 2e-
     )
     loader = DataLoader(training, batch_size=batch_size, sampler=sampler)
 
-    model = network().to(device)
+    model = make_network().to(device)
     optimizer = torch.optim.Adam(model.parameters())
     # A learning rate scaled by the number of ranks needs a warm-up; this schedule has one, and ends near zero.
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -105,7 +105,7 @@ def train(epochs: int = EPOCHS, batch_size: int = 32, learning_rate: float = 2e-
     return float(hvd.allreduce(right, op=hvd.Sum, name="right") / len(held_out))
 
 
-def network() -> torch.nn.Module:
+def make_network() -> torch.nn.Module:
     """Make a network that maps images ``[batch, 1, 8, 8]`` to scores ``[batch, 10]``."""
     from torch import nn
 
@@ -122,7 +122,7 @@ def network() -> torch.nn.Module:
     )
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line of ``demo``."""
     command_line = argparse.ArgumentParser(
         prog="python -m spark_estimator demo",
@@ -134,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run `train` on two ranks in a local Spark session; return the exit status, 1 if the demo cannot run."""
-    arguments = parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     missing = [package for module, package in REQUIRED.items() if importlib.util.find_spec(module) is None]
     if missing:
         print(f"The demo needs packages that are not installed: pip install {' '.join(missing)}", file=sys.stderr)
@@ -153,11 +153,11 @@ def main(argv: list[str] | None = None) -> int:
 def run(epochs: int) -> float:
     """Start Spark, run `train`, print the accuracy and times, and return the accuracy. Raises PreflightError."""
     from spark_estimator import HorovodRunner
-    from spark_estimator.launch.spark.session import session_for
+    from spark_estimator.launch.spark.session import find_session
 
     print(f"Starting Spark on this machine with {RANKS} task slots ...", flush=True)
     begun = time.monotonic()
-    spark = session_for(RANKS)
+    spark = find_session(RANKS)
     ready = time.monotonic()
     print(f"Spark {spark.version} is up; HorovodRunner(np={RANKS}).run(train) ...", flush=True)
     accuracy: float = HorovodRunner(np=RANKS, driver_log_verbosity="all").run(train, epochs=epochs)

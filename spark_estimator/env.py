@@ -56,14 +56,14 @@ class _Ranks(Protocol):
     def cross_size(self) -> int: ...
 
 
-def _boolean(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if text.lower() not in words:
         raise ValueError("1 or 0")
     return words[text.lower()]
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
@@ -73,21 +73,21 @@ def _count(text: str) -> int:
     return value
 
 
-def _positive_count(text: str) -> int:
-    value = _count(text)
+def _parse_positive_count(text: str) -> int:
+    value = _parse_count(text)
     if not 0 < value < 1 << 31:
         raise ValueError("a whole number, 1 or more")
     return value
 
 
-def _connections(text: str) -> int:
+def _parse_connections(text: str) -> int:
     value = int(text) if text.isdecimal() else 0
     if not 1 <= value <= MOST_CONNECTIONS:
         raise ValueError(f"a whole number, 1 to {MOST_CONNECTIONS}")
     return value
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -97,25 +97,25 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _positive_seconds(text: str) -> float:
-    value = _seconds(text)
+def _parse_positive_seconds(text: str) -> float:
+    value = _parse_seconds(text)
     if value == 0:
         raise ValueError("seconds, more than 0")
     return value
 
 
-def _cores(text: str) -> tuple[int, ...]:
+def _parse_cores(text: str) -> tuple[int, ...]:
     try:
-        return tuple(_count(part.strip()) for part in text.split(","))
+        return tuple(_parse_count(part.strip()) for part in text.split(","))
     except ValueError:
         raise ValueError("comma-separated core numbers, one for each local rank") from None
 
 
-def _capacity(text: str) -> int:
-    return min(_count(text), MOST_CACHED)
+def _parse_capacity(text: str) -> int:
+    return min(_parse_count(text), MOST_CACHED)
 
 
-def one_of(words: Collection[str], aliases: Mapping[str, str] | None = None) -> Callable[[str], str]:
+def make_word_parser(words: Collection[str], aliases: Mapping[str, str] | None = None) -> Callable[[str], str]:
     """Make a parser that accepts these words, and `aliases` (spelling to word) of them, in any case."""
 
     def parse(text: str) -> str:
@@ -127,19 +127,19 @@ def one_of(words: Collection[str], aliases: Mapping[str, str] | None = None) -> 
     return parse
 
 
-def _folder(text: str) -> str:
+def _parse_folder(text: str) -> str:
     if not text.startswith("/") or text.startswith("//"):
         raise ValueError("an absolute path, such as /Volumes/catalog/schema/volume/logs, and not a URL such as dbfs:/")
     return text
 
 
-def _file(text: str) -> str:
+def _parse_file(text: str) -> str:
     if text and not text.startswith("/"):
         raise ValueError("the absolute path of a file")
     return text
 
 
-def _variable(name: str, default: Any, parse: Callable[[str], Any], *, unit: str, effect: str) -> Any:
+def _make_field(name: str, default: Any, parse: Callable[[str], Any], *, unit: str, effect: str) -> Any:
     metadata = {"variable": name, "parse": parse, "unit": unit, "effect": effect}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -148,194 +148,195 @@ def _variable(name: str, default: Any, parse: Callable[[str], Any], *, unit: str
 class Settings:
     """The settings of one process. Each field's metadata holds its variable, unit and effect; see `describe`."""
 
-    fusion_threshold_bytes: int = _variable(
-        "HOROVOD_FUSION_THRESHOLD", 128 * MIB, _count, unit="bytes",
+    fusion_threshold_bytes: int = _make_field(
+        "HOROVOD_FUSION_THRESHOLD", 128 * MIB, _parse_count, unit="bytes",
         effect="largest sum of small allreduces that run as one; 0: no fusion; rank 0's value applies to all ranks",
     )  # fmt: skip
-    bucket_bytes: int = _variable(
-        "SPARK_ESTIMATOR_BUCKET_BYTES", 25 * MIB, _count, unit="bytes",
+    bucket_bytes: int = _make_field(
+        "SPARK_ESTIMATOR_BUCKET_BYTES", 25 * MIB, _parse_count, unit="bytes",
         effect="approximate size of DistributedOptimizer's gradient buckets",
     )  # fmt: skip
-    compression: str = _variable(
-        "SPARK_ESTIMATOR_COMPRESSION", "none", one_of(COMPRESSIONS), unit="type",
+    compression: str = _make_field(
+        "SPARK_ESTIMATOR_COMPRESSION", "none", make_word_parser(COMPRESSIONS), unit="type",
         effect="type in which DistributedOptimizer sends gradients, unless compression= selects one: none (their own "
         "type), fp16, bf16; must be the same on all ranks",
     )  # fmt: skip
-    cache_capacity: int = _variable(
-        "HOROVOD_CACHE_CAPACITY", 1024, _capacity, unit="names",
+    cache_capacity: int = _make_field(
+        "HOROVOD_CACHE_CAPACITY", 1024, _parse_capacity, unit="names",
         effect="operations that the response cache remembers, so that they skip negotiation; 0: no cache; at most "
         "8192; rank 0's value applies to all ranks",
     )  # fmt: skip
-    stall_warning_seconds: float = _variable(
-        "HOROVOD_STALL_CHECK_TIME_SECONDS", 10.0, _seconds, unit="seconds",
+    stall_warning_seconds: float = _make_field(
+        "HOROVOD_STALL_CHECK_TIME_SECONDS", 10.0, _parse_seconds, unit="seconds",
         effect="time before a stalled operation is reported on stderr; 0: never",
     )  # fmt: skip
-    stall_check_disabled: bool = _variable(
-        "HOROVOD_STALL_CHECK_DISABLE", False, _boolean, unit="1 or 0",
+    stall_check_disabled: bool = _make_field(
+        "HOROVOD_STALL_CHECK_DISABLE", False, _parse_bool, unit="1 or 0",
         effect="1: same as HOROVOD_STALL_CHECK_TIME_SECONDS=0",
     )  # fmt: skip
-    stall_shutdown_seconds: float = _variable(
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, _seconds, unit="seconds",
+    stall_shutdown_seconds: float = _make_field(
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0, _parse_seconds, unit="seconds",
         effect="time before a stalled operation fails on the ranks that wait for it; 0: never",
     )  # fmt: skip
-    start_timeout_seconds: float = _variable(
-        "HOROVOD_START_TIMEOUT", 30.0, _positive_seconds, unit="seconds",
+    start_timeout_seconds: float = _make_field(
+        "HOROVOD_START_TIMEOUT", 30.0, _parse_positive_seconds, unit="seconds",
         effect="time that init() waits for the other ranks, and that a launcher waits for hosts reached by ssh",
     )  # fmt: skip
-    spark_start_timeout_seconds: float = _variable(
-        "HOROVOD_SPARK_START_TIMEOUT", 600.0, _positive_seconds, unit="seconds",
+    spark_start_timeout_seconds: float = _make_field(
+        "HOROVOD_SPARK_START_TIMEOUT", 600.0, _parse_positive_seconds, unit="seconds",
         effect="time that a job on Spark waits for all of its ranks to start, unless it has a start_timeout argument; "
         "a job on a DataFrame's rows, which Spark has to compute first, waits for ever if this is not set",
     )  # fmt: skip
-    gloo_timeout_seconds: float | None = _variable(
-        "HOROVOD_GLOO_TIMEOUT_SECONDS", None, _positive_seconds, unit="seconds",
+    gloo_timeout_seconds: float | None = _make_field(
+        "HOROVOD_GLOO_TIMEOUT_SECONDS", None, _parse_positive_seconds, unit="seconds",
         effect="used as HOROVOD_START_TIMEOUT when that is not set",
     )  # fmt: skip
-    heartbeat_seconds: float = _variable(
-        "SPARK_ESTIMATOR_HEARTBEAT_SECONDS", 1.0, _seconds, unit="seconds",
+    heartbeat_seconds: float = _make_field(
+        "SPARK_ESTIMATOR_HEARTBEAT_SECONDS", 1.0, _parse_seconds, unit="seconds",
         effect="interval between heartbeats; 0: no heartbeats, and frozen ranks aren't detected",
     )  # fmt: skip
-    silence_seconds: float = _variable(
-        "SPARK_ESTIMATOR_SILENCE_SECONDS", 6.0, _positive_seconds, unit="seconds",
+    silence_seconds: float = _make_field(
+        "SPARK_ESTIMATOR_SILENCE_SECONDS", 6.0, _parse_positive_seconds, unit="seconds",
         effect="a rank without heartbeats for this time is lost; its supervisor in Spark, after ten times this time",
     )  # fmt: skip
-    log_level: str = _variable(
-        "HOROVOD_LOG_LEVEL", "warning", one_of(LEVELS, {"warn": "warning", "critical": "fatal"}), unit="level",
+    log_level: str = _make_field(
+        "HOROVOD_LOG_LEVEL", "warning", make_word_parser(LEVELS, {"warn": "warning", "critical": "fatal"}),
+        unit="level",
         effect="least severe messages of the package that are printed on stderr: " + ", ".join(LEVELS),
     )  # fmt: skip
-    log_hide_time: bool = _variable(
-        "HOROVOD_LOG_HIDE_TIME", False, _boolean, unit="1 or 0",
+    log_hide_time: bool = _make_field(
+        "HOROVOD_LOG_HIDE_TIME", False, _parse_bool, unit="1 or 0",
         effect="1: log messages don't begin with the time",
     )  # fmt: skip
-    encryption: str = _variable(
-        "SPARK_ESTIMATOR_ENCRYPTION", "auto", one_of(ENCRYPTIONS), unit="policy",
+    encryption: str = _make_field(
+        "SPARK_ESTIMATOR_ENCRYPTION", "auto", make_word_parser(ENCRYPTIONS), unit="policy",
         effect="auto: ranks encrypt their connections between hosts where Spark encrypts its own traffic; require: "
         "always; off: never. Read where a job is started",
     )  # fmt: skip
-    shared_memory: bool = _variable(
-        "SPARK_ESTIMATOR_SHARED_MEMORY", True, _boolean, unit="1 or 0",
+    shared_memory: bool = _make_field(
+        "SPARK_ESTIMATOR_SHARED_MEMORY", True, _parse_bool, unit="1 or 0",
         effect="0: ranks on one host also use TCP",
     )  # fmt: skip
-    mesh_ranks: int = _variable(
-        "SPARK_ESTIMATOR_MESH_RANKS", 16, _positive_count, unit="ranks",
+    mesh_ranks: int = _make_field(
+        "SPARK_ESTIMATOR_MESH_RANKS", 16, _parse_positive_count, unit="ranks",
         effect="in a job or process set of up to this number of ranks each two connect in init(); in a larger one each "
         "rank connects with about 2 log2(ranks) others, and with further ones on first use. The same on all ranks",
     )  # fmt: skip
-    connections: int = _variable(
-        CONNECTIONS_VARIABLE, 1, _connections, unit="connections",
+    connections: int = _make_field(
+        CONNECTIONS_VARIABLE, 1, _parse_connections, unit="connections",
         effect="for data, between two ranks on different hosts, 1 to 8; several where the network limits what one "
         "carries, as some clouds do",
     )  # fmt: skip
-    ring_order: str = _variable(
-        RING_ORDER_VARIABLE, "rank", one_of(RING_ORDERS), unit="order",
+    ring_order: str = _make_field(
+        RING_ORDER_VARIABLE, "rank", make_word_parser(RING_ORDERS), unit="order",
         effect="of the hosts in rings: rank; or measured: with 4 to 64 hosts init() measures their links, in about "
         "0.3 s for each host, and rings avoid slow ones. The last bits of floating-point sums then depend on the "
         "measurement. Rank 0's value applies to all ranks",
     )  # fmt: skip
-    spin_microseconds: int | None = _variable(
-        "SPARK_ESTIMATOR_SPIN_MICROSECONDS", None, _count, unit="microseconds",
+    spin_microseconds: int | None = _make_field(
+        "SPARK_ESTIMATOR_SPIN_MICROSECONDS", None, _parse_count, unit="microseconds",
         effect="longest busy wait in shared memory before sleeping; -: chosen automatically",
     )  # fmt: skip
-    overlap: bool | None = _variable(
-        "SPARK_ESTIMATOR_OVERLAP", None, _boolean, unit="1 or 0",
+    overlap: bool | None = _make_field(
+        "SPARK_ESTIMATOR_OVERLAP", None, _parse_bool, unit="1 or 0",
         effect="1: communication overlaps with the backward pass; 0: the waiting thread sends gradients at its end",
     )  # fmt: skip
-    hierarchical_allreduce: bool | None = _variable(
-        "HOROVOD_HIERARCHICAL_ALLREDUCE", None, _boolean, unit="1 or 0",
+    hierarchical_allreduce: bool | None = _make_field(
+        "HOROVOD_HIERARCHICAL_ALLREDUCE", None, _parse_bool, unit="1 or 0",
         effect="1: reduce within each host first, then across hosts, where possible; 0: never; -: by size; rank 0's "
         "value applies to all ranks",
     )  # fmt: skip
-    thread_affinity: tuple[int, ...] | None = _variable(
-        "HOROVOD_THREAD_AFFINITY", None, _cores, unit="cores",
+    thread_affinity: tuple[int, ...] | None = _make_field(
+        "HOROVOD_THREAD_AFFINITY", None, _parse_cores, unit="cores",
         effect="core that the engine's thread is bound to, one for each local rank: 0,2,4",
     )  # fmt: skip
-    dynamic_process_sets: bool = _variable(
-        "HOROVOD_DYNAMIC_PROCESS_SETS", False, _boolean, unit="1 or 0",
+    dynamic_process_sets: bool = _make_field(
+        "HOROVOD_DYNAMIC_PROCESS_SETS", False, _parse_bool, unit="1 or 0",
         effect="1: process sets may be added and removed after init(); same as init(process_sets='dynamic')",
     )  # fmt: skip
-    timeline: str = _variable(
+    timeline: str = _make_field(
         "HOROVOD_TIMELINE", "", str, unit="path",
         effect="Chrome trace of every operation; without Spark, on one host, a single file when the job has ended; "
         "elsewhere one per rank; DYNAMIC: starts with start_timeline()",
     )  # fmt: skip
-    timeline_rank_files: bool = _variable(
-        "SPARK_ESTIMATOR_TIMELINE_RANK_FILES", False, _boolean, unit="1 or 0",
+    timeline_rank_files: bool = _make_field(
+        "SPARK_ESTIMATOR_TIMELINE_RANK_FILES", False, _parse_bool, unit="1 or 0",
         effect="1: the ranks' own timelines are kept beside the merged one",
     )  # fmt: skip
-    timeline_mark_cycles: bool = _variable(
-        "HOROVOD_TIMELINE_MARK_CYCLES", False, _boolean, unit="1 or 0",
+    timeline_mark_cycles: bool = _make_field(
+        "HOROVOD_TIMELINE_MARK_CYCLES", False, _parse_bool, unit="1 or 0",
         effect="1: the trace marks when the engine's thread wakes",
     )  # fmt: skip
-    worker_threads: int | None = _variable(
-        "SPARK_ESTIMATOR_WORKER_THREADS", None, _count, unit="threads",
+    worker_threads: int | None = _make_field(
+        "SPARK_ESTIMATOR_WORKER_THREADS", None, _parse_count, unit="threads",
         effect="threads of numeric libraries in a worker, unless you set OMP_NUM_THREADS for it (on Spark: "
         "spark.executorEnv.OMP_NUM_THREADS); -: the worker's share of the cores; 0: the libraries choose",
     )  # fmt: skip
-    worker_malloc: str = _variable(
-        "SPARK_ESTIMATOR_WORKER_MALLOC", "keep", one_of(MALLOCS), unit="kind",
+    worker_malloc: str = _make_field(
+        "SPARK_ESTIMATOR_WORKER_MALLOC", "keep", make_word_parser(MALLOCS), unit="kind",
         effect="keep: a worker's glibc keeps freed memory for the next step, on huge pages where possible; system: no "
         "change",
     )  # fmt: skip
-    gpu_operations: str = _variable(
+    gpu_operations: str = _make_field(
         # Horovod's own images set MPI, which is what they were built with.
-        "HOROVOD_GPU_OPERATIONS", "auto", one_of(GPU_OPERATIONS, {"mpi": "auto"}), unit="kind",
+        "HOROVOD_GPU_OPERATIONS", "auto", make_word_parser(GPU_OPERATIONS, {"mpi": "auto"}), unit="kind",
         effect="how PyTorch's CUDA tensors travel: nccl: by NCCL, a GPU for each rank; staged: through pinned host "
         "memory, also for ranks that share a GPU; auto: nccl where all ranks can, else staged; copy: PyTorch copies "
         "them to host memory and back; the same on all ranks (MPI, as Horovod's images have it: auto)",
     )  # fmt: skip
-    cuda_library: str = _variable(
-        "SPARK_ESTIMATOR_CUDA_LIBRARY", "", _file, unit="path",
+    cuda_library: str = _make_field(
+        "SPARK_ESTIMATOR_CUDA_LIBRARY", "", _parse_file, unit="path",
         effect="CUDA runtime (libcudart.so); default: the loaded one, such as PyTorch's, else of NVIDIA's wheel",
     )  # fmt: skip
-    nccl_library: str = _variable(
-        "SPARK_ESTIMATOR_NCCL_LIBRARY", "", _file, unit="path",
+    nccl_library: str = _make_field(
+        "SPARK_ESTIMATOR_NCCL_LIBRARY", "", _parse_file, unit="path",
         effect="NCCL (libnccl.so); default: the loaded one, such as PyTorch's, else of NVIDIA's wheel",
     )  # fmt: skip
-    driver_channel: bool = _variable(
-        "SPARK_ESTIMATOR_DRIVER_CHANNEL", True, _boolean, unit="1 or 0",
+    driver_channel: bool = _make_field(
+        "SPARK_ESTIMATOR_DRIVER_CHANNEL", True, _parse_bool, unit="1 or 0",
         effect="0: workers don't connect to the driver; their output comes through SPARK_ESTIMATOR_LOG_DIR, or else "
         "the last lines are shown when the job ends",
     )  # fmt: skip
-    log_folder: str = _variable(
-        "SPARK_ESTIMATOR_LOG_DIR", "", _folder, unit="folder",
+    log_folder: str = _make_field(
+        "SPARK_ESTIMATOR_LOG_DIR", "", _parse_folder, unit="folder",
         effect="shared folder with the same path on driver and executors: workers that can't connect to the driver "
         "write their output there, one file per rank, and the driver shows it as it comes; -: only the last lines are "
         "shown, when the job ends",
     )  # fmt: skip
-    status_line: bool = _variable(
-        "SPARK_ESTIMATOR_STATUS_LINE", True, _boolean, unit="1 or 0",
+    status_line: bool = _make_field(
+        "SPARK_ESTIMATOR_STATUS_LINE", True, _parse_bool, unit="1 or 0",
         effect="0: launchers show no status line while a job runs, and estimators no progress; by default they do on a "
         "terminal or in a notebook, and estimators print theirs elsewhere",
     )  # fmt: skip
-    spool_folder: str = _variable(
+    spool_folder: str = _make_field(
         SPOOL_VARIABLE, "", str, unit="folder",
         effect="where each host keeps its ranks' rows during training; memory: in memory, as by default where "
         "spark.io.encryption.enabled is true; else the default is Spark's local folder (SPARK_LOCAL_DIRS), or the "
         "system's temporary folder",
     )  # fmt: skip
-    ssh_command: str = _variable(
+    ssh_command: str = _make_field(
         "SPARK_ESTIMATOR_SSH_COMMAND", "ssh", str, unit="command",
         effect="command with which launchers reach other hosts, with options if needed: ssh -F my_config",
     )  # fmt: skip
-    remote_python: str = _variable(
+    remote_python: str = _make_field(
         "SPARK_ESTIMATOR_REMOTE_PYTHON", "", str, unit="path",
         effect="Python interpreter on hosts reached by ssh; -: same path as on the launcher's host",
     )  # fmt: skip
-    rendezvous_fd: int | None = _variable(
-        RENDEZVOUS_FD_VARIABLE, None, _count, unit="descriptor",
+    rendezvous_fd: int | None = _make_field(
+        RENDEZVOUS_FD_VARIABLE, None, _parse_count, unit="descriptor",
         effect="set by the launcher: descriptor from which the process reads its rank and its peers",
     )  # fmt: skip
-    attempt: int = _variable(
-        ATTEMPT_VARIABLE, 1, _positive_count, unit="attempts",
+    attempt: int = _make_field(
+        ATTEMPT_VARIABLE, 1, _parse_positive_count, unit="attempts",
         effect="set by launchers: 1 for the first attempt, one more after each restart (max_restarts)",
     )  # fmt: skip
-    launched_size: int | None = _variable(
-        "HOROVOD_SIZE", None, _count, unit="ranks",
+    launched_size: int | None = _make_field(
+        "HOROVOD_SIZE", None, _parse_count, unit="ranks",
         effect="set by launchers for scripts; init() warns when it differs from the size of the job, and raises an "
         "error when it is more than 1 and no launcher of spark_estimator started the process",
     )  # fmt: skip
-    ignore_launcher: bool = _variable(
-        IGNORE_LAUNCHER_VARIABLE, False, _boolean, unit="1 or 0",
+    ignore_launcher: bool = _make_field(
+        IGNORE_LAUNCHER_VARIABLE, False, _parse_bool, unit="1 or 0",
         effect="1: init() starts a job of one rank in a process that mpirun, srun, torchrun or another launcher "
         "started in a job of several; 0: init() joins that job",
     )  # fmt: skip
@@ -344,36 +345,36 @@ class Settings:
         "effect": "secret of at least 32 characters, the same in all processes that mpirun, srun or the like started: "
         "by it they join one job, with MASTER_ADDR as rank 0's host. Not shown",
     })  # fmt: skip
-    job_key_file: str = _variable(
-        "SPARK_ESTIMATOR_JOB_KEY_FILE", "", _file, unit="file",
+    job_key_file: str = _make_field(
+        "SPARK_ESTIMATOR_JOB_KEY_FILE", "", _parse_file, unit="file",
         effect="file on each host that holds such a secret, and that its user alone can read; -: "
         "~/.spark_estimator/job_key, if it is there. For launchers that send the environment over the network in clear",
     )  # fmt: skip
-    job_folder: str = _variable(
-        "SPARK_ESTIMATOR_JOB_FOLDER", "", _folder, unit="folder",
+    job_folder: str = _make_field(
+        "SPARK_ESTIMATOR_JOB_FOLDER", "", _parse_folder, unit="folder",
         effect="folder that all hosts of such a job share, in which rank 0 leaves a key for the others; -: "
         "~/.spark_estimator/jobs",
     )  # fmt: skip
-    elastic: bool = _variable(
-        "HOROVOD_ELASTIC", False, _boolean, unit="1 or 0",
+    elastic: bool = _make_field(
+        "HOROVOD_ELASTIC", False, _parse_bool, unit="1 or 0",
         effect="set by the launcher of an elastic job",
     )  # fmt: skip
-    elastic_timeout_seconds: float = _variable(
-        "HOROVOD_ELASTIC_TIMEOUT", 600.0, _positive_seconds, unit="seconds",
+    elastic_timeout_seconds: float = _make_field(
+        "HOROVOD_ELASTIC_TIMEOUT", 600.0, _parse_positive_seconds, unit="seconds",
         effect="time that the launcher of an elastic job waits for the ranks of a new round; same as --elastic-timeout",
     )  # fmt: skip
-    standby: int = _variable(
-        "SPARK_ESTIMATOR_STANDBY", 0, _count, unit="processes",
+    standby: int = _make_field(
+        "SPARK_ESTIMATOR_STANDBY", 0, _parse_count, unit="processes",
         effect="processes that an elastic job, or a fit with max_restarts, starts in free slots beside its ranks, to "
         "replace lost ranks at once",
     )  # fmt: skip
-    replace_within_seconds: float = _variable(
-        "SPARK_ESTIMATOR_REPLACE_WITHIN", 120.0, _seconds, unit="seconds",
+    replace_within_seconds: float = _make_field(
+        "SPARK_ESTIMATOR_REPLACE_WITHIN", 120.0, _parse_seconds, unit="seconds",
         effect="time that a fit with max_restarts waits for a process that replaces a lost rank, before it continues "
         "on fewer ranks",
     )  # fmt: skip
-    launched_local_size: int | None = _variable(
-        "HOROVOD_LOCAL_SIZE", None, _positive_count, unit="ranks",
+    launched_local_size: int | None = _make_field(
+        "HOROVOD_LOCAL_SIZE", None, _parse_positive_count, unit="ranks",
         effect="set by launchers for scripts; `env` shows decisions for this number of ranks on a host",
     )  # fmt: skip
 
@@ -427,7 +428,7 @@ class Settings:
         for field in dataclasses.fields(self):
             variable = field.metadata["variable"]
             value, default = getattr(self, field.name), field.default
-            in_force, why = "(set)" if value and not field.repr else _printed(value), "default"
+            in_force, why = "(set)" if value and not field.repr else _format(value), "default"
             if environ.get(variable, "").strip():
                 why = "environment"
             elif value != default:
@@ -435,13 +436,17 @@ class Settings:
             elif decided and field.name in decided:
                 decision = decided[field.name]
                 in_force, why = "auto" if decision.value < 0 else str(decision.value), decision.why
-            rows.append((variable, in_force, why, _printed(default), field.metadata["unit"], field.metadata["effect"]))
-        lines = aligned(rows)
+            rows.append((variable, in_force, why, _format(default), field.metadata["unit"], field.metadata["effect"]))
+        lines = align_columns(rows)
         lines += ["", "Horovod variables without effect:"]
-        lines += aligned([(name, environ.get(name, "").strip() or "-", why) for name, why in WITHOUT_EFFECT.items()])
+        lines += align_columns(
+            [(name, environ.get(name, "").strip() or "-", why) for name, why in WITHOUT_EFFECT.items()]
+        )
         lines += ["", "Variables that launchers set for scripts; other values have no effect:"]
-        lines += aligned([(name, environ.get(name, "").strip() or "-", why) for name, why in SET_FOR_SCRIPTS.items()])
-        unknown = unread_variables(environ)
+        lines += align_columns(
+            [(name, environ.get(name, "").strip() or "-", why) for name, why in SET_FOR_SCRIPTS.items()]
+        )
+        unknown = find_unread_variables(environ)
         if unknown:
             lines += ["", "Set, but not read by anything (misspelled?): " + ", ".join(unknown)]
         return "\n".join(lines)
@@ -536,7 +541,7 @@ SET_FOR_WORKERS = {
 }
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Format rows as lines with aligned columns. The last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return [
@@ -545,7 +550,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _printed(value: object) -> str:
+def _format(value: object) -> str:
     if value is None or value == "":
         return "-"
     if isinstance(value, tuple):
@@ -555,26 +560,26 @@ def _printed(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _known_variables() -> set[str]:
+def _list_known_variables() -> set[str]:
     fields = {field.metadata["variable"] for field in dataclasses.fields(Settings)}
     return fields | WITHOUT_EFFECT.keys() | SET_FOR_SCRIPTS.keys() | SET_FOR_WORKERS.keys()
 
 
-def unread_variables(environ: Mapping[str, str]) -> list[str]:
+def find_unread_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the variables with one of the prefixes that nothing reads, such as misspelled ones."""
     names = (name for name in environ if name.startswith(("HOROVOD_", "SPARK_ESTIMATOR_")))
-    return sorted(set(names) - _known_variables())
+    return sorted(set(names) - _list_known_variables())
 
 
-def misspelled_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def find_misspelled_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables that nothing reads and whose names resemble a setting's, with that name.
 
     Args:
         environ: where to look; default: the process's environment.
     """
     environ = os.environ if environ is None else environ
-    known = _known_variables()
-    close = {name: difflib.get_close_matches(name, known, 1, 0.9) for name in unread_variables(environ)}
+    known = _list_known_variables()
+    close = {name: difflib.get_close_matches(name, known, 1, 0.9) for name in find_unread_variables(environ)}
     return {name: matches[0] for name, matches in close.items() if matches}
 
 
@@ -583,13 +588,13 @@ def requests_autotune() -> bool:
     return os.environ.get("HOROVOD_AUTOTUNE", "").strip().lower() in ("1", "true", "yes", "on")
 
 
-def hides_all_gpus() -> str:
+def find_gpu_hiding() -> str:
     """Return the setting that hides all GPUs from CUDA here, such as ``CUDA_VISIBLE_DEVICES=''``; "": none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return f"CUDA_VISIBLE_DEVICES={visible!r}" if visible is not None and visible.strip() in ("", "-1") else ""
 
 
-def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
+def make_horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
     """Make the variables that Horovod's launcher sets for a rank, for scripts that read them.
 
     Args:
@@ -609,6 +614,6 @@ def horovod_variables(topology: _Ranks, hostname: str) -> dict[str, str]:
     }
 
 
-def become_another_rank(topology: _Ranks, hostname: str, more: Mapping[str, str]) -> None:
+def set_rank_variables(topology: _Ranks, hostname: str, more: Mapping[str, str]) -> None:
     """Update this process's environment for the next round, by `make_horovod_variables` and `more`."""
-    os.environ.update({**horovod_variables(topology, hostname), **more})
+    os.environ.update({**make_horovod_variables(topology, hostname), **more})

@@ -50,41 +50,41 @@ _LINK = re.compile(r"(?:^|\n)more: (?:python -m spark_estimator explain [A-Z_]+|
 _OF_TASK = re.compile(r"\bspark_estimator\.errors\.(DataError|DeviceError): ((?s:.*?)(?=\nmore: )|.*)")
 
 
-def code_of(kind: type[BaseException]) -> str:
+def get_code(kind: type[BaseException]) -> str:
     """Return the code of an error class, such as ``WORKER_FAILED``; a class derived elsewhere has its base's."""
-    name = _documented(kind).__name__.removesuffix("Error").removesuffix("Interrupt")
+    name = _find_documented_class(kind).__name__.removesuffix("Error").removesuffix("Interrupt")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
 
 
-def _documented(kind: type[BaseException]) -> type[BaseException]:
+def _find_documented_class(kind: type[BaseException]) -> type[BaseException]:
     return next(base for base in kind.__mro__ if base.__module__ == __name__)
 
 
-def class_named(name: str) -> type[BaseException] | None:
+def find_class(name: str) -> type[BaseException] | None:
     """Return the error class of this module with this name; None: it has none."""
     kind = globals().get(name)
     is_error = isinstance(kind, type) and issubclass(kind, BaseException) and kind.__module__ == __name__
     return kind if is_error else None
 
 
-def without_links(text: str) -> str:
+def remove_links(text: str) -> str:
     """Return the text without the lines that begin with ``more:``, to make it a part of another text."""
     return _LINK.sub("", text)
 
 
-def _with_link(self: BaseException) -> str:
+def _add_link(self: BaseException) -> str:
     """Return the message, and where its error, or the rank's error that caused it, is explained.
 
     Messages of other errors inside of it lose their last lines.
     """
-    kind = class_named(getattr(self, "cause_class", "")) or _documented(type(self))
-    where = f"python -m spark_estimator explain {code_of(kind)}"
+    kind = find_class(getattr(self, "cause_class", "")) or _find_documented_class(type(self))
+    where = f"python -m spark_estimator explain {get_code(kind)}"
     if DOCUMENTATION_URL:
         where = f"{DOCUMENTATION_URL}/errors.html#{kind.__name__.lower()}"
-    return f"{without_links(BaseException.__str__(self))}\nmore: {where}"
+    return f"{remove_links(BaseException.__str__(self))}\nmore: {where}"
 
 
-def error_of_task(error: BaseException) -> SparkEstimatorError | None:
+def find_task_error(error: BaseException) -> SparkEstimatorError | None:
     """Return the `DataError` or `DeviceError` that a task of Spark, or a rank, has raised; `error` is its cause.
 
     Args:
@@ -107,7 +107,7 @@ def error_of_task(error: BaseException) -> SparkEstimatorError | None:
 class NotInitializedError(ValueError):
     """A function that needs a running job was called before ``init()`` or after ``shutdown()``."""
 
-    __str__ = _with_link
+    __str__ = _add_link
 
     def __init__(self) -> None:
         super().__init__(
@@ -119,13 +119,13 @@ class NotInitializedError(ValueError):
 class DuplicateNameError(ValueError):
     """A request was submitted under the name of a request that is still in progress on this rank. Use another name."""
 
-    __str__ = _with_link
+    __str__ = _add_link
 
 
 class HorovodInternalError(RuntimeError):
     """A collective operation failed. In an elastic job, ``elastic.run`` recovers from it."""
 
-    __str__ = _with_link
+    __str__ = _add_link
 
 
 class MismatchError(HorovodInternalError):
@@ -147,7 +147,7 @@ class HostsUpdatedInterrupt(RuntimeError):
         skip_sync: True if ranks only leave and none joins, so that the remaining ranks don't have to synchronize.
     """
 
-    __str__ = _with_link
+    __str__ = _add_link
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the set of ranks of this job is about to change")
@@ -157,7 +157,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 class SparkEstimatorError(RuntimeError):
     """Base class of the errors that Horovod doesn't have."""
 
-    __str__ = _with_link
+    __str__ = _add_link
 
 
 class DataError(SparkEstimatorError, ValueError):

@@ -17,45 +17,45 @@ from spark_estimator import errors
 _PAGE = Path(__file__).with_name("errors.md")
 
 
-def sections() -> dict[str, str]:
+def read_sections() -> dict[str, str]:
     """Return code -> the section on it, as Markdown with its heading, in the order of the page."""
     parts = re.split(r"^(?=#{2,3} )", _PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     codes = [re.search(r"^\*\*Code\.\*\* `(\w+)`$", part, re.MULTILINE) for part in parts]
     return {code[1]: part for code, part in zip(codes, parts, strict=True) if code}
 
 
-def as_terminal_text(section: str) -> str:
+def to_terminal_text(section: str) -> str:
     """Return the section without Markdown's marks for labels, links and emphasis; programs' output is indented."""
     text = re.sub(r"^\([\w-]+\)=\n|^#+ ", "", section, flags=re.MULTILINE)
     text = re.sub(r"```text\n(.*?)\n```", lambda block: textwrap.indent(block[1], "    "), text, flags=re.DOTALL)
     text = re.sub(r"\{\w+\}`([^`]+)`", r"\1", text)
-    text = re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", _as_reference, text).replace("**", "")
+    text = re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", _to_reference, text).replace("**", "")
     # Emphasis marks quoted output; in indented output a * is itself.
-    return re.sub(r"^(?! {4}).*(?:\n(?! {4}).*)*", _with_quotes, text, flags=re.MULTILINE).strip()
+    return re.sub(r"^(?! {4}).*(?:\n(?! {4}).*)*", _add_quotes, text, flags=re.MULTILINE).strip()
 
 
-def _with_quotes(lines: re.Match[str]) -> str:
+def _add_quotes(lines: re.Match[str]) -> str:
     return re.sub(r"(?<![*\w])\*(?=\S)([^*]+)\*(?![*\w])", r'"\1"', lines[0])
 
 
-def _as_reference(link: re.Match[str]) -> str:
+def _to_reference(link: re.Match[str]) -> str:
     """Return a link as text: sections of this page by their name, other pages by their path or address."""
     text, target = link.groups()
     if target.startswith("#"):
-        code = next((code for code, part in sections().items() if _anchor(part) == target[1:]), "")
+        code = next((code for code, part in read_sections().items() if _make_anchor(part) == target[1:]), "")
         return f"{text} (explain {code})" if code else text
-    place = target.removeprefix("../")
+    path = target.removeprefix("../")
     if errors.DOCUMENTATION_URL:
-        place = f"{errors.DOCUMENTATION_URL}/{place.removeprefix('docs/').replace('.md', '.html')}"
-    return f"{text} ({place})" if text else place
+        path = f"{errors.DOCUMENTATION_URL}/{path.removeprefix('docs/').replace('.md', '.html')}"
+    return f"{text} ({path})" if text else path
 
 
-def _anchor(section: str) -> str:
+def _make_anchor(section: str) -> str:
     heading = re.search(r"^#+ (.+)$", section, re.MULTILINE)
     return "" if heading is None else heading[1].lower().replace(" ", "-")
 
 
-def _similar(word: str, known: dict[str, str]) -> list[str]:
+def _find_similar(word: str, known: dict[str, str]) -> list[str]:
     """Return codes that contain the word, or whose section has a kind that contains it; without one, similar codes."""
     name = word.upper().replace(" ", "_")
     result = [code for code in known if name in code]
@@ -65,7 +65,7 @@ def _similar(word: str, known: dict[str, str]) -> list[str]:
     return result or difflib.get_close_matches(name, known, n=3)
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line of ``explain``."""
     result = argparse.ArgumentParser(
         prog="python -m spark_estimator explain",
@@ -83,19 +83,19 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one section, or the list of codes; return the exit status, 2 for an unknown code."""
-    known = sections()
-    code = parser().parse_args(arguments).code
+    known = read_sections()
+    code = make_parser().parse_args(arguments).code
     if code is None:
         width = max(map(len, known))
         for name, section in known.items():
             print(f"{name:<{width}}  {section.splitlines()[0].lstrip('# ')}")
         return 0
     kind = getattr(errors, code, None)
-    name = errors.code_of(kind) if isinstance(kind, type) else code.upper()
+    name = errors.get_code(kind) if isinstance(kind, type) else code.upper()
     if name not in known:
-        similar = _similar(code, known)
+        similar = _find_similar(code, known)
         hint = f"Did you mean {' or '.join(similar)}?" if similar else f"Codes are {', '.join(known)}."
         print(f"{code!r} is not the code of an error. {hint}", file=sys.stderr)
         return 2
-    print(as_terminal_text(known[name]))
+    print(to_terminal_text(known[name]))
     return 0

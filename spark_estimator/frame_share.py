@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_estimator.data.columns import Readable, cast_columns, readable
+from spark_estimator.data.columns import Readable, cast_columns, make_readable
 from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.spool import receive
-from spark_estimator.data.row_encoder import RowEncoder, dtypes_of
+from spark_estimator.data.row_encoder import RowEncoder, find_dtypes
 from spark_estimator.data.scan import files_of
 from spark_estimator.data.spark_rows import feed_columns
 from spark_estimator.errors import DataError
-from spark_estimator.launch.spark.row_writer import Rows, worker_end
+from spark_estimator.launch.spark.row_writer import Rows, open_worker_end
 
 if TYPE_CHECKING:
     from spark_estimator.data.parquet import DataFiles
@@ -68,7 +68,7 @@ class FrameShare:
             ValueError: the arguments contradict each other, or name a column that is not there.
         """
         from spark_estimator.collectives import context
-        from spark_estimator.data.torch_loader import check_request, loader_of, make_torch_dataloader
+        from spark_estimator.data.torch_loader import check_request, make_loader, make_torch_dataloader
 
         check_request(batch_size, columns, feature_cols, label_cols)
         names = [*(self.columns if feature_cols is None and columns is None else columns or feature_cols or ())]
@@ -93,19 +93,19 @@ class FrameShare:
                 "cache_bytes and buffer_bytes limit rows that ranks read from files, and Spark's tasks send the rows "
                 "of this DataFrame: write it with df.write.parquet(path), and pass spark.read.parquet(path)."
             )
-        joined = Joined.of(self._fields)
+        joined = Joined.from_fields(self._fields)
         if self._rows is None:
-            from spark_estimator.data.rank.rank_rows import balanced
+            from spark_estimator.data.rank.rank_rows import balance
 
-            with worker_end() as supervisor:
+            with open_worker_end() as supervisor:
                 spool, _ = receive(joined.stored, supervisor)
-            self._rows = balanced(spool, "a loader")
-        return loader_of(
+            self._rows = balance(spool, "a loader")
+        return make_loader(
             self._rows, joined, self.columns, names, label_cols, batch_size, seed if shuffle else None, feature_cols
         )
 
 
-def shared(
+def share_frame(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], caller: str, *, on_spark: bool
 ) -> tuple[dict[str, Any], Rows | None]:
     """Return the keyword arguments for the ranks: with a `FrameShare` instead of a DataFrame that is named ``data``.
@@ -128,7 +128,7 @@ def shared(
     if frame.isStreaming:
         raise DataError(f"{caller}: data is a streaming DataFrame, which has no last row; pass one that ends.")
     schema = frame.schema
-    columns = [readable(schema, name) for name in schema.names]
+    columns = [make_readable(schema, name) for name in schema.names]
     if not columns:
         raise DataError(f"{caller}: the DataFrame of data has no columns.")
     try:
@@ -139,9 +139,9 @@ def shared(
             raise DataError(
                 f"{caller} starts processes without Spark, which can only read files, and {reason} Or run on Spark."
             ) from None
-    fields = _fields_of(frame, columns, caller)
-    encoder = RowEncoder(tuple(schema.names), Joined.of(fields).stored)
-    selected, feed = feed_columns(encoder, columns, dtypes_of(fields))
+    fields = _make_fields(frame, columns, caller)
+    encoder = RowEncoder(tuple(schema.names), Joined.from_fields(fields).stored)
+    selected, feed = feed_columns(encoder, columns, find_dtypes(fields))
     rows = frame.select(*selected)
     return {**kwargs, _ARGUMENT: FrameShare(tuple(schema.names), fields)}, Rows(rows, feed, tuple(rows.columns))
 
@@ -159,7 +159,7 @@ def _check_function(function: Callable[..., Any], args: Sequence[Any], caller: s
         return
 
 
-def _fields_of(frame: Any, columns: Sequence[Readable], caller: str) -> tuple[Field, ...]:
+def _make_fields(frame: Any, columns: Sequence[Readable], caller: str) -> tuple[Field, ...]:
     """Make one field for each column; the first row shows how long arrays are."""
     dtypes = [column.dtype for column in columns]
     first = frame.select(*cast_columns(columns, dtypes, "error")).limit(1).collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from spark_estimator.errors import without_links
+from spark_estimator.errors import remove_links
 
 ROOT = "spark_estimator"
 
@@ -35,10 +35,10 @@ class _Formatter(logging.Formatter):
     """Leaves out the lines with which error messages end: a log line that quotes an error stays one line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return without_links(super().formatMessage(record))
+        return remove_links(super().formatMessage(record))
 
 
-def logger(name: str = ROOT) -> logging.Logger:
+def get_logger(name: str = ROOT) -> logging.Logger:
     """Return the logger of a module; `name` is its ``__name__``."""
     return logging.getLogger(name)
 
@@ -63,6 +63,6 @@ def configure(level: str, rank: int | None = None, *, times: bool = False) -> No
         ours = _StderrHandler()
         root.addHandler(ours)
         root.propagate = False
-    who = "" if rank is None else f"[{rank}] "
-    when = "%(asctime)s " if times else ""
-    ours.setFormatter(_Formatter(f"{when}{who}spark_estimator %(levelname)s: %(message)s"))
+    rank_prefix = "" if rank is None else f"[{rank}] "
+    time_prefix = "%(asctime)s " if times else ""
+    ours.setFormatter(_Formatter(f"{time_prefix}{rank_prefix}spark_estimator %(levelname)s: %(message)s"))

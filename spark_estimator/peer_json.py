@@ -21,17 +21,17 @@ def parse_json(content: bytes | bytearray | str) -> Any:
     try:
         value = json.loads(content)
     except RecursionError:
-        raise ValueError(_too_deep()) from None
+        raise ValueError(_describe_depth()) from None
     except MemoryError:
         raise ValueError(f"JSON of {len(content)} bytes, for which there is no memory") from None
     # What json still accepts may exceed the interpreter's limit later, where the value is copied or printed.
     level = [value]
     for _ in range(_MOST_LEVELS):
-        level = [inner for each in level if isinstance(each, (dict, list)) for inner in _values(each)]
+        level = [inner for each in level if isinstance(each, (dict, list)) for inner in _list_values(each)]
         if not level:
             return value
     if any(isinstance(each, (dict, list)) for each in level):
-        raise ValueError(_too_deep())
+        raise ValueError(_describe_depth())
     return value
 
 
@@ -47,9 +47,9 @@ def parse_object(content: bytes | bytearray | str) -> dict[str, Any]:
     return value
 
 
-def _values(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
+def _list_values(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return container.values() if isinstance(container, dict) else container
 
 
-def _too_deep() -> str:
+def _describe_depth() -> str:
     return f"JSON that is nested too deeply: more than {_MOST_LEVELS} levels"

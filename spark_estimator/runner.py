@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.errors import PreflightError, WorkerFailedError
-from spark_estimator.launch.job.attempts import Limits, duration
+from spark_estimator.launch.job.attempts import Limits, to_timedelta
 from spark_estimator.launch.job.options import JobOptions, check_elastic_sizes, check_num_proc, check_text
 from spark_estimator.launch.job.script import Script
 from spark_estimator.observe.driver_log import announce, print_line
@@ -59,7 +59,7 @@ class HorovodRunner:
             raise ValueError(f"np={np} ranks: more than {_MOST_RANKS} are not supported.")
         if driver_log_verbosity not in _VERBOSITIES:
             raise ValueError(f"driver_log_verbosity must be one of {_VERBOSITIES}; got {driver_log_verbosity!r}.")
-        self._limits = Limits.checked(max_restarts, timeout)
+        self._limits = Limits.from_arguments(max_restarts, timeout)
         self.num_processor = np
         self.driver_log_verbosity = driver_log_verbosity
 
@@ -91,11 +91,11 @@ class HorovodRunner:
         rows = None
         errors: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if hasattr(kwargs.get("data"), "sparkSession"):
-            from spark_estimator.frame_share import shared
-            from spark_estimator.launch.spark.errors import raised_as_in_tasks
+            from spark_estimator.frame_share import share_frame
+            from spark_estimator.launch.spark.errors import raise_task_errors
 
-            kwargs, rows = shared(main, args, kwargs, f"{caller}.run", on_spark=self.num_processor >= 0)
-            errors = raised_as_in_tasks()
+            kwargs, rows = share_frame(main, args, kwargs, f"{caller}.run", on_spark=self.num_processor >= 0)
+            errors = raise_task_errors()
         if self.num_processor < 0:
             from spark_estimator.launch.local import run_local
 
@@ -103,7 +103,7 @@ class HorovodRunner:
             with errors:
                 return run_local(main, -self.num_processor, options)[0]
         from spark_estimator.launch.spark.entry import run_in_session
-        from spark_estimator.launch.spark.slots import all_slots
+        from spark_estimator.launch.spark.slots import count_all_slots
 
         if self.num_processor == 0:
             warnings.warn(
@@ -119,7 +119,7 @@ class HorovodRunner:
             verbose=int(show_all),
             limits=self._limits,
         )
-        size = self.num_processor or all_slots
+        size = self.num_processor or count_all_slots
         with errors:
             return run_in_session(main, size, options, caller=caller, size_word="np", rows=rows)[0]
 
@@ -193,21 +193,21 @@ def run(
     """
     from spark_estimator.env import Settings
     from spark_estimator.launch.cli import obsolete
-    from spark_estimator.launch.cli.flags import cooldown_of
-    from spark_estimator.launch.job.failures import with_horovods_sentence
+    from spark_estimator.launch.cli.flags import to_cooldown
+    from spark_estimator.launch.job.failures import add_horovods_sentence
     from spark_estimator.launch.log_relay.display import OutputFiles
-    from spark_estimator.launch.ssh.command import SshOptions, joined_interfaces
+    from spark_estimator.launch.ssh.command import SshOptions, join_interfaces
     from spark_estimator.launch.ssh.where import find_hosts
 
-    num_proc = obsolete.renamed("np", np, "num_proc", num_proc, default=1)
-    min_num_proc = obsolete.renamed("min_np", min_np, "min_num_proc", min_num_proc)
-    max_num_proc = obsolete.renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    num_proc = obsolete.resolve_renamed("np", np, "num_proc", num_proc, default=1)
+    min_num_proc = obsolete.resolve_renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = obsolete.resolve_renamed("max_np", max_np, "max_num_proc", max_num_proc)
     if type(num_proc) is not int or not 0 < num_proc <= _MOST_RANKS:
         raise ValueError(f"num_proc must be an int from 1 to {_MOST_RANKS}, the number of ranks; got {num_proc!r}.")
-    network_interfaces = obsolete.renamed(
+    network_interfaces = obsolete.resolve_renamed(
         "network_interface", network_interface, "network_interfaces", network_interfaces
     )
-    network_interfaces = joined_interfaces(network_interfaces)
+    network_interfaces = join_interfaces(network_interfaces)
     check_elastic_sizes(num_proc, min_num_proc, max_num_proc, reset_limit)
     check_num_proc(slots, "slots")
     texts = {
@@ -222,7 +222,7 @@ def run(
     for name, text in texts.items():
         check_text(name, text)
     if start_timeout is not None:
-        duration("start_timeout", start_timeout)
+        to_timedelta("start_timeout", start_timeout)
     environment = {} if start_timeout is None else {"HOROVOD_START_TIMEOUT": str(start_timeout)}
     settings = Settings.read({**os.environ, **environment})  # refuses a value that the ranks could not use
 
@@ -236,8 +236,8 @@ def run(
             needed=needed,
         )
 
-    terms = _terms(num_proc, min_num_proc, max_num_proc, reset_limit, host_discovery_script)
-    cooldown = cooldown_of(cooldown_range)
+    terms = _make_terms(num_proc, min_num_proc, max_num_proc, reset_limit, host_discovery_script)
+    cooldown = to_cooldown(cooldown_range)
     try:
         where = find_hosts(
             num_proc,
@@ -284,7 +284,7 @@ def run(
         try:
             return _run_where(where, func, size, options)
         except WorkerFailedError as error:
-            raise with_horovods_sentence(error) from error.__cause__
+            raise add_horovods_sentence(error) from error.__cause__
 
 
 def _run_where(where: Where, function: Callable[..., Any], size: int, options: JobOptions) -> list[Any]:
@@ -309,7 +309,9 @@ def _run_where(where: Where, function: Callable[..., Any], size: int, options: J
     return run_elastic_local(function, where.terms, options)
 
 
-def _terms(size: int, least: int | None, most: int | None, reset_limit: int | None, script: str | None) -> Terms | None:
+def _make_terms(
+    size: int, least: int | None, most: int | None, reset_limit: int | None, script: str | None
+) -> Terms | None:
     """Make the terms of an elastic job; None if the job is not elastic."""
     from spark_estimator.elastic.decisions import Terms
     from spark_estimator.env import Settings

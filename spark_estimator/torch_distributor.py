@@ -65,11 +65,11 @@ class TorchDistributor:
         rows = None
         errors: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if hasattr(kwargs.get("data"), "sparkSession"):
-            from spark_estimator.frame_share import shared
-            from spark_estimator.launch.spark.errors import raised_as_in_tasks
+            from spark_estimator.frame_share import share_frame
+            from spark_estimator.launch.spark.errors import raise_task_errors
 
-            errors = raised_as_in_tasks()
-            kwargs, rows = shared(train_object, args, kwargs, f"{caller}.run", on_spark=not self.local_mode)
+            errors = raise_task_errors()
+            kwargs, rows = share_frame(train_object, args, kwargs, f"{caller}.run", on_spark=not self.local_mode)
         options = JobOptions(args=args, kwargs=kwargs)
         if self.local_mode:
             from spark_estimator.launch.local import run_local
@@ -79,12 +79,12 @@ class TorchDistributor:
         from spark_estimator.launch.spark.entry import run_in_session
 
         with errors:
-            return run_in_session(train_object, self._size, options, caller=caller, rows=rows)[0]
+            return run_in_session(train_object, self._choose_size, options, caller=caller, rows=rows)[0]
 
     def _limit_to_gpus(self) -> None:
-        from spark_estimator.launch.job.gpus import look
+        from spark_estimator.launch.job.gpus import find_task_gpus
 
-        gpus = len(look((), os.environ).there)
+        gpus = len(find_task_gpus((), os.environ).there)
         if gpus == 0:
             raise PreflightError(
                 f"TorchDistributor(use_gpu=True, local_mode=True): the driver on {socket.gethostname()} has no GPU. "
@@ -98,11 +98,11 @@ class TorchDistributor:
             )
             self.num_processes = gpus
 
-    def _size(self, spark: Any) -> int:
-        from spark_estimator.launch.spark.configuration import Configuration, wanted_gpus
+    def _choose_size(self, spark: Any) -> int:
+        from spark_estimator.launch.spark.configuration import Configuration, get_gpus_per_rank
         from spark_estimator.launch.spark.slots import require_slots
 
-        if self.use_gpu and not wanted_gpus(Configuration(spark)):
+        if self.use_gpu and not get_gpus_per_rank(Configuration(spark)):
             raise PreflightError(
                 "TorchDistributor(use_gpu=True): spark.task.resource.gpu.amount is not set, so tasks get no "
                 "GPU. Set it, or pass use_gpu=False."

@@ -133,9 +133,9 @@ def spark() -> Iterator[SparkSession]:
     """The one ``local[2]`` session of the test run, its workers on this interpreter. Do not stop it."""
     from pyspark.sql import SparkSession
 
-    from spark_estimator.launch.spark.java_environment import java_environment
+    from spark_estimator.launch.spark.java_environment import choose_java_environment
 
-    os.environ.update(java_environment(), PYSPARK_PYTHON=sys.executable)
+    os.environ.update(choose_java_environment(), PYSPARK_PYTHON=sys.executable)
     session = (
         SparkSession.builder.master("local[2]")
         .appName("spark_estimator tests")

@@ -33,7 +33,7 @@ from typing import Any
 import cloudpickle
 
 from spark_estimator.collectives import rendezvous as rendezvous_module
-from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, local_rendezvous
+from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, make_local_rendezvous
 
 _DUMP_SIGNAL = signal.SIGUSR1
 
@@ -234,7 +234,7 @@ def start_ranks(
     encrypted: bool = False,
 ) -> Ranks:
     """Starts `n` ranks on this host; for tests that do something to them while they run."""
-    return Ranks(function, local_rendezvous(n, encrypted=encrypted), args=args, environ=environ)
+    return Ranks(function, make_local_rendezvous(n, encrypted=encrypted), args=args, environ=environ)
 
 
 def run_ranks(
@@ -266,7 +266,7 @@ def on_hosts(hosts: Sequence[str], *, share_memory: bool = True) -> list[tuple[R
         hosts: their names.
         share_memory: whether the ranks of one host do.
     """
-    job = local_rendezvous(len(hosts))
+    job = make_local_rendezvous(len(hosts))
     peers = tuple(
         replace(peer, host=host, host_id=host, local_name=peer.local_name if share_memory else "")
         for peer, host in zip(job[0][0].peers, hosts, strict=True)

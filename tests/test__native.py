@@ -100,7 +100,7 @@ def test_a_file_that_is_no_library_gives_the_remedy(tmp_path: Path) -> None:
     ],
 )
 def test_each_status_has_its_error(status: int, kind: type[Exception]) -> None:
-    error = _native.error_of(status, "the sentence")
+    error = _native.make_error(status, "the sentence")
     assert type(error) is kind
     assert error.args == ("the sentence",)
 

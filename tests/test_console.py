@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from spark_estimator.console import UNREAD_STATUS, ends_with_its_reader
+from spark_estimator.console import UNREAD_STATUS, end_with_reader
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_nobody_reads(command: list[str], merged: bool) -> None:
 
 
 def test_another_pipe_that_breaks_is_an_error() -> None:
-    @ends_with_its_reader
+    @end_with_reader
     def main() -> None:
         read, write = os.pipe()
         os.close(read)
@@ -57,9 +57,9 @@ def test_another_pipe_that_breaks_is_an_error() -> None:
 def test_a_full_disk_changes_no_status(streams: str) -> None:
     program = """
 import sys
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.console import end_with_reader
 
-@ends_with_its_reader
+@end_with_reader
 def main():
     for stream in (sys.stdout, sys.stderr):
         try:

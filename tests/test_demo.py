@@ -12,7 +12,7 @@ import pytest
 
 import spark_estimator
 from spark_estimator import demo
-from spark_estimator.errors import JavaNotFoundError, without_links
+from spark_estimator.errors import JavaNotFoundError, remove_links
 
 ROOT = Path(spark_estimator.__file__).resolve().parents[1]
 
@@ -63,7 +63,7 @@ def test_what_spark_lacks_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(demo, "run", refuse)
     assert demo.main([]) == 1
     assert (
-        without_links(capsys.readouterr().err)
+        remove_links(capsys.readouterr().err)
         == "The demo cannot run here: Spark needs Java 17 or later, and none was found.\n"
     )
 

@@ -15,8 +15,8 @@ from spark_estimator.env import (
     WITHOUT_EFFECT,
     Decision,
     Settings,
-    horovod_variables,
-    misspelled_variables,
+    find_misspelled_variables,
+    make_horovod_variables,
 )
 
 
@@ -111,7 +111,7 @@ def test_misspelled_variables_are_found_with_the_name_that_is_meant() -> None:
         "HOROVOD_WITH_PYTORCH": "1",
         "A": "",
     }
-    assert misspelled_variables(environ) == {
+    assert find_misspelled_variables(environ) == {
         "HOROVOD_FUSION_TRESHOLD": "HOROVOD_FUSION_THRESHOLD",
         "SPARK_ESTIMATOR_SILENCE_SECOND": "SPARK_ESTIMATOR_SILENCE_SECONDS",
     }
@@ -133,7 +133,7 @@ def test_horovods_variables_are_known() -> None:
     known = [field.metadata["variable"] for field in dataclasses.fields(Settings)] + list(WITHOUT_EFFECT)
     assert len(known) == len(set(known))
     assert not SET_FOR_SCRIPTS.keys() & WITHOUT_EFFECT.keys()
-    assert horovod_variables(Topology.of("a", 0), "a").keys() == SET_FOR_SCRIPTS.keys()
+    assert make_horovod_variables(Topology.of("a", 0), "a").keys() == SET_FOR_SCRIPTS.keys()
 
 
 def test_what_the_engine_is_told_in_other_terms() -> None:
@@ -157,7 +157,7 @@ def test_one_late_sign_of_life_is_no_death() -> None:
 
 def test_variables_for_scripts() -> None:
     topology = Topology.of(["a", "b", "a"], 2)
-    assert horovod_variables(topology, "a") == {
+    assert make_horovod_variables(topology, "a") == {
         "HOROVOD_RANK": "2",
         "HOROVOD_SIZE": "3",
         "HOROVOD_LOCAL_RANK": "1",

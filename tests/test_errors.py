@@ -83,13 +83,13 @@ def test_a_message_inside_another_one_has_no_such_line(monkeypatch: pytest.Monke
     outer = errors.WorkerFailedError(f"rank 1 raised DataError: {inner}. Other ranks: none")
     assert str(outer).splitlines()[0] == "rank 1 raised DataError: column 'x' is empty. Other ranks: none"
     assert str(outer).count("more: ") == 1
-    assert errors.without_links(f"{inner}; restarting") == "column 'x' is empty; restarting"
+    assert errors.remove_links(f"{inner}; restarting") == "column 'x' is empty; restarting"
     last_line = str(inner).splitlines()[-1]
-    assert errors.without_links(last_line) == ""
+    assert errors.remove_links(last_line) == ""
 
 
 def test_a_class_of_another_module_has_the_code_of_its_base() -> None:
     class Refused(errors.DataError):
         pass
 
-    assert errors.code_of(Refused) == "DATA" and str(Refused("x")).endswith("explain DATA")
+    assert errors.get_code(Refused) == "DATA" and str(Refused("x")).endswith("explain DATA")

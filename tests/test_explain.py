@@ -16,8 +16,8 @@ KINDS = [
 
 
 def test_every_error_has_the_code_of_its_section() -> None:
-    headings = {code: re.match("#+ (.*)", text)[1] for code, text in explain.sections().items()}  # type: ignore[index]
-    assert headings == {**{errors.code_of(kind): kind.__name__ for kind in KINDS}, "STALL": "Stalls"}
+    headings = {code: re.match("#+ (.*)", text)[1] for code, text in explain.read_sections().items()}  # type: ignore[index]
+    assert headings == {**{errors.get_code(kind): kind.__name__ for kind in KINDS}, "STALL": "Stalls"}
 
 
 @pytest.mark.parametrize("name", ["WORKER_FAILED", "worker_failed", "WorkerFailedError"])
@@ -32,18 +32,18 @@ def test_the_command_prints_cause_and_remedy(name: str, capsys: pytest.CaptureFi
 
 def test_links_lead_to_the_published_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "DOCUMENTATION_URL", "https://docs.example")
-    text = explain.as_terminal_text("See [](../docs/how-to/ssh-hosts.md) and [Stalls](#stalls).")
+    text = explain.to_terminal_text("See [](../docs/how-to/ssh-hosts.md) and [Stalls](#stalls).")
     assert text == "See https://docs.example/how-to/ssh-hosts.html and Stalls (explain STALL)."
 
 
 def test_quoted_output_has_quotes() -> None:
-    text = explain.as_terminal_text("ends with *given\nup* or **fails**: 2 * 3\n\n```text\n*a*\n```")
+    text = explain.to_terminal_text("ends with *given\nup* or **fails**: 2 * 3\n\n```text\n*a*\n```")
     assert text == 'ends with "given\nup" or fails: 2 * 3\n\n    *a*'
 
 
 def test_no_marks_of_markdown_are_left() -> None:
-    for section in explain.sections().values():
-        assert not re.search(r"\]\(|```|\{\w+\}`|^#|^\(kind", explain.as_terminal_text(section), re.MULTILINE)
+    for section in explain.read_sections().values():
+        assert not re.search(r"\]\(|```|\{\w+\}`|^#|^\(kind", explain.to_terminal_text(section), re.MULTILINE)
 
 
 def test_without_a_code_it_lists_all(capsys: pytest.CaptureFixture[str]) -> None:

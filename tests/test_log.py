@@ -25,21 +25,21 @@ def _restored() -> Iterator[None]:
 def test_level_and_rank(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("info", 3)
     log.configure("info", 3)
-    log.logger("spark_estimator.somewhere").info("hello")
-    log.logger("spark_estimator.somewhere").debug("not shown")
+    log.get_logger("spark_estimator.somewhere").info("hello")
+    log.get_logger("spark_estimator.somewhere").debug("not shown")
     assert capsys.readouterr().err == "[3] spark_estimator INFO: hello\n"
 
 
 def test_the_time_comes_first_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("warning", 3, times=True)
-    log.logger().warning("hello")
+    log.get_logger().warning("hello")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:,]+ \[3\] spark_estimator WARNING: hello\n", capsys.readouterr().err)
 
 
 def test_without_a_rank(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("fatal")
-    log.logger().error("not shown")
-    log.logger().critical("shown")
+    log.get_logger().error("not shown")
+    log.get_logger().critical("shown")
     assert capsys.readouterr().err == "spark_estimator CRITICAL: shown\n"
 
 
@@ -47,6 +47,6 @@ def test_handlers_of_the_application_are_left_alone(capsys: pytest.CaptureFixtur
     sink = io.StringIO()
     logging.getLogger(log.ROOT).addHandler(logging.StreamHandler(sink))
     log.configure("warning", 0)
-    log.logger().warning("hello")
+    log.get_logger().warning("hello")
     assert sink.getvalue() == "hello\n"
     assert capsys.readouterr().err == ""

@@ -13,11 +13,11 @@ import pytest
 
 import spark_estimator
 from spark_estimator.checkpoint.shared_control import BYTES, SharedControl
-from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
+from spark_estimator.checkpoint.slot_memory import SlotMemory, create_descriptor
 from spark_estimator.collectives import arrays, context
 from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.shares import Range
-from spark_estimator.data.rank.spool import mapped
+from spark_estimator.data.rank.spool import map_rows
 from spark_estimator.data.stream.cache import DiskCache
 from spark_estimator.env import IN_MEMORY
 from spark_estimator.errors import WorkerFailedError
@@ -57,7 +57,7 @@ def test_a_mapped_file_is_shared_and_in_no_dump(tmp_path: Path, writable: bool) 
 
 
 def test_memory_of_checkpoints_is_in_no_dump() -> None:
-    slot, control = SlotMemory(new_descriptor("slot", 0)), new_descriptor("control", BYTES)
+    slot, control = SlotMemory(create_descriptor("slot", 0)), create_descriptor("control", BYTES)
     slot.make_room(1 << 20)
     page = SharedControl(control)
     assert list(dumped("spark_estimator checkpoint").values()) == [False, False]
@@ -73,10 +73,10 @@ def test_rows_of_spools_and_caches_are_in_no_dump(
     folder = IN_MEMORY if in_memory else str(tmp_path)
     monkeypatch.setenv("SPARK_ESTIMATOR_SPOOL_FOLDER", folder)
     field = Field(("v",), ("c0",), (1000,), "float64", (1000,))
-    cache = DiskCache.of([Range(0, 0, 10)], [field], 1 << 20)
+    cache = DiskCache.from_ranges([Range(0, 0, 10)], [field], 1 << 20)
     rows = numpy.ones((10, 1000))
-    list(cache.keeping(0, iter([(rows,)])))
-    again = mapped(cache._files[0].fileno(), field, 10)
+    list(cache.keep(0, iter([(rows,)])))
+    again = map_rows(cache._files[0].fileno(), field, 10)
     assert numpy.array_equal(again, rows)
     assert list(dumped("memfd:spark_estimator rows" if in_memory else str(tmp_path)).values()) == [False, False]
 

@@ -20,8 +20,7 @@ CIRCLES = {
 }
 _MOST_ATTRIBUTES = 15
 # Classes with more instance attributes than that, and how many they have. Both may only shrink.
-MANY_ATTRIBUTES = {
-}
+MANY_ATTRIBUTES = {}
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 

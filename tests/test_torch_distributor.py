@@ -62,9 +62,9 @@ def test_a_failure_is_a_runtime_error_with_the_ranks_traceback() -> None:
 
 
 def test_gpus_are_demanded_and_limit_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "look", lambda *_: gpus.TaskGpus())
+    monkeypatch.setattr(gpus, "find_task_gpus", lambda *_: gpus.TaskGpus())
     with pytest.raises(RuntimeError, match="has no GPU"):
         TorchDistributor()
-    monkeypatch.setattr(gpus, "look", lambda *_: gpus.TaskGpus(there=("GPU-1", "GPU-2")))
+    monkeypatch.setattr(gpus, "find_task_gpus", lambda *_: gpus.TaskGpus(there=("GPU-1", "GPU-2")))
     with pytest.warns(UserWarning, match="num_processes=3 is more than the 2 GPUs"):
         assert TorchDistributor(3).num_processes == 2

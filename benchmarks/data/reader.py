@@ -53,7 +53,7 @@ from benchmarks.command_line import ended_by_signals, positive
 from benchmarks.data import petastorm_reader, reader_spark
 from benchmarks.interleaved import BenchmarkError
 from benchmarks.launch import session
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.console import end_with_reader
 from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.petastorm import DataLoader, make_reader
 
@@ -251,7 +251,7 @@ def goals() -> list[Goal]:
     return [*result, Goal("vectors", "vectors, ours", "vectors, row by row", 15)]
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments, runs all backends, and prints the tables."""
     words = sys.argv[1:] if argv is None else list(argv)

@@ -12,13 +12,13 @@ import numpy
 import pyarrow
 
 from benchmarks.backends import Backend
-from spark_estimator.data.columns import cast_columns, readable
-from spark_estimator.data.fields import Field, matrix_of
-from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.columns import cast_columns, make_readable
+from spark_estimator.data.fields import Field, make_matrix
+from spark_estimator.data.parquet import FileRows, find_files
 from spark_estimator.data.rank.rank_rows import RankRows
-from spark_estimator.data.rank.spool import Spool, SpoolFeed, spooled
+from spark_estimator.data.rank.spool import Spool, SpoolFeed, write_spools
 from spark_estimator.data.row_encoder import RowEncoder
-from spark_estimator.data.scan import just_files
+from spark_estimator.data.scan import find_just_files
 from spark_estimator.data.spark_rows import feed_columns
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Task:
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         if self.feed is not None:
             rows = self.feed.encoder.encode_batches(map(self.feed.name_columns, batches))
-            spools = [spooled(rows, self.feed.encoder)[0].spool()]
+            spools = [write_spools(rows, self.feed.encoder)[0].to_spool()]
         else:
             assert self.files is not None
             numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
@@ -55,7 +55,7 @@ class Task:
         rows = RankRows(([spool.matrices[0]],), numpy.arange(spool.rows), (spool.rows,))
         if not spool.rows:
             return 0.0
-        return sum(float(batch.matrices[0][:, 0].sum()) for batch in rows.batches(self.batch, None, (1, 2)))
+        return sum(float(batch.matrices[0][:, 0].sum()) for batch in rows.read_batches(self.batch, None, (1, 2)))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Tensors:
     field: Field
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        total = sum(float(matrix_of(batch, self.field)[:, 0].sum()) for batch in batches)
+        total = sum(float(make_matrix(batch, self.field)[:, 0].sum()) for batch in batches)
         yield pyarrow.RecordBatch.from_pydict({"total": [total]})
 
 
@@ -98,10 +98,10 @@ def first_epoch_backends(
         return _mean(spark.range(0, _TASKS, 1, _TASKS).mapInArrow(task, "total double"), rows)
 
     def directly() -> float:
-        return from_files(just_files(frame, [readable(frame.schema, name) for name in columns], _TASKS))
+        return from_files(find_just_files(frame, [make_readable(frame.schema, name) for name in columns], _TASKS))
 
     def through_tasks() -> float:
-        chosen = [readable(other.schema, name) for name in columns]
+        chosen = [make_readable(other.schema, name) for name in columns]
         encoder = RowEncoder(tuple(columns), (field,))
         selected, feed = feed_columns(encoder, chosen, ["float32"] * len(columns))
         rows_of_plan = other.select(*selected)
@@ -111,7 +111,7 @@ def first_epoch_backends(
     def by_writing(source: DataFrame) -> float:
         shutil.rmtree(written, ignore_errors=True)
         source.select(*columns).write.parquet(str(written))
-        return from_files(files_at(str(written)))
+        return from_files(find_files(str(written)))
 
     return {
         "bare files": [
@@ -137,7 +137,7 @@ def vector_backends(spark: Any, folder: Path, columns: Sequence[str]) -> list[Ba
     field = Field(("v",), ("c0",), (len(columns),), "float32", (len(columns),))
 
     def ours(source: DataFrame, count: int) -> float:
-        cast = source.select(*cast_columns([readable(source.schema, "v")], ["float32"], "error"))
+        cast = source.select(*cast_columns([make_readable(source.schema, "v")], ["float32"], "error"))
         return _mean(cast.mapInArrow(Tensors(field), "total double"), count)
 
     def by_row() -> float:

@@ -29,7 +29,7 @@ from benchmarks import programs, tables
 from benchmarks.backends import Backend, time_interleaved
 from benchmarks.command_line import ended_by_signals, positive
 from benchmarks.interleaved import BenchmarkError
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.console import end_with_reader
 from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.torch_loader import TorchLoader
 
@@ -146,7 +146,7 @@ def measure(width: int, rows: int, rounds: int, buffer_bytes: int | None, screen
         return results
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments, runs all loaders, and prints the table."""
     words = sys.argv[1:] if argv is None else list(argv)

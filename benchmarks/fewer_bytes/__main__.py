@@ -25,8 +25,8 @@ from pathlib import Path
 
 from benchmarks.namespaces import Network, UnavailableError
 from spark_estimator.collectives.rendezvous import offer_to_command
-from spark_estimator.console import ends_with_its_reader
-from spark_estimator.launch.job.environment import host_share, worker_environment
+from spark_estimator.console import end_with_reader
+from spark_estimator.launch.job.environment import decide_host_threads, make_worker_environment
 
 VARIANTS = ("float32", "bf16", "int8", "ddp", "local_sgd", "diloco", "diloco_streaming")
 _GLOO_PORT = 29500
@@ -45,10 +45,10 @@ def run(options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
             arguments += ["--gloo", f"tcp://{network.hosts[0].address}:{_GLOO_PORT}"]
             arguments += ["--models", ",".join(options.models), "--variants", ",".join(options.variants)]
             arguments += ["--rounds", str(options.rounds), "--steps", str(options.steps)]
-            environment = worker_environment(
+            environment = make_worker_environment(
                 os.environ,
                 {"PYTHONPATH": str(Path(__file__).parents[2]), "GLOO_SOCKET_IFNAME": "eth0", **variables},
-                host_share(options.hosts * options.ranks_per_host),
+                decide_host_threads(options.hosts * options.ranks_per_host),
             )
             with network.hosts[rank // options.ranks_per_host].entered():
                 processes.append(
@@ -74,7 +74,7 @@ def median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments and prints a table."""
     parser = argparse.ArgumentParser("python -m benchmarks.fewer_bytes", description=__doc__)

@@ -15,13 +15,13 @@ import time
 import numpy
 
 from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.other_launchers.launchers import foreign_job
+from spark_estimator.collectives.other_launchers.launchers import find_foreign_job
 
 
 def main() -> int:
     """Returns 1 if this process could not do its part."""
     case = sys.argv[1]
-    job = foreign_job()
+    job = find_foreign_job()
     second = job is not None and job.rank == 1
     if case == "plain" or (case == "missing peer" and second):
         return 0

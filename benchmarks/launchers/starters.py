@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.launchers.slurm import Slurm
 from benchmarks.namespaces import Host, Network, UnavailableError, remote_shell
-from spark_estimator.collectives.other_launchers.launchers import launcher_variables
+from spark_estimator.collectives.other_launchers.launchers import list_launcher_variables
 
 ROOT = Path(__file__).parents[2]
 #: Ranks on one host; on two, as many on each.
@@ -69,7 +69,7 @@ class Starter:
 
 def clean_environment() -> dict[str, str]:
     """This process's, without what launchers around it may have set."""
-    names = launcher_variables()
+    names = list_launcher_variables()
     kept = {name: value for name, value in os.environ.items() if name not in names and not name.startswith(_PREFIXES)}
     return kept | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 

@@ -47,7 +47,7 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
         way: "restarted" writes checkpoints; the name of a subfolder for counts and checkpoints.
     """
     from spark_estimator.data.fields import Field
-    from spark_estimator.data.parquet import FileRows, files_at
+    from spark_estimator.data.parquet import FileRows, find_files
     from spark_estimator.data.row_encoder import RowEncoder
     from spark_estimator.estimators.train_spec import TrainSpec
     from spark_estimator.store import Store
@@ -95,7 +95,7 @@ def rank_main(options: dict[str, Any], way: str) -> Any:
             checkpoint_steps=options["keep"] if stored else None,
             run_id="run",
             large=1 << 40,
-            source=FileRows(files_at(f"{options['folder']}/rows.parquet"), RowEncoder(("x", "y"), (x, y))),
+            source=FileRows(find_files(f"{options['folder']}/rows.parquet"), RowEncoder(("x", "y"), (x, y))),
             held_source=None,
             framework=made.parts,
         )
@@ -175,7 +175,7 @@ def in_keras(counted: Callable[[], None], backend: str) -> Made:
     import keras
 
     from spark_estimator import KerasEstimator
-    from spark_estimator.estimators.keras.objects import loaded
+    from spark_estimator.estimators.keras.objects import load_dumped
     from spark_estimator.estimators.keras.start import train
 
     class Counting(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
@@ -189,9 +189,9 @@ def in_keras(counted: Callable[[], None], backend: str) -> Made:
     hidden = [layers.Dense(64), layers.BatchNormalization(), layers.Dropout(0.2)]
     model = keras.Sequential([layers.Input((WIDTH,)), *hidden, layers.Dense(1)])
     model.compile(keras.optimizers.Adam(1e-3), "mse")
-    parts = KerasEstimator(model=model, label_cols=["y"], callbacks=[Counting()])._training().framework
+    parts = KerasEstimator(model=model, label_cols=["y"], callbacks=[Counting()])._make_training().framework
 
     def parameters(state: bytes) -> list[bytes]:
-        return [value.tobytes() for value in loaded(state, {}).get_weights()]
+        return [value.tobytes() for value in load_dumped(state, {}).get_weights()]
 
     return Made(parts, train, parameters)

@@ -36,7 +36,7 @@ from benchmarks.tpcx_ai.prices import Prices
 from benchmarks.tpcx_ai.speech import Speech
 from benchmarks.tpcx_ai.use_case import PHASES, Result, UseCase
 from spark_estimator import compat
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.console import end_with_reader
 
 _MODULE = "benchmarks.tpcx_ai"
 CASES: dict[int, Callable[[int | None], UseCase]] = {2: Speech, 5: Prices, 9: Faces}
@@ -66,7 +66,7 @@ def run(number: int, ranks: int, rows: int | None = None, epochs: int | None = N
             return case.run(spark, source, work, ranks)
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs all cases, and prints the table.
 

@@ -15,7 +15,7 @@ from typing import Any
 from matrix import cells
 from spark_estimator import env
 from spark_estimator.__main__ import COMMANDS
-from spark_estimator.errors import code_of
+from spark_estimator.errors import get_code
 from spark_estimator.launch.job.spark_settings import SETTINGS
 from sphinx_reference import api
 
@@ -104,13 +104,13 @@ def spark_settings() -> str:
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """The parser of each command, by the name under which a user starts it."""
-    from spark_estimator.__main__ import env_parser
+    from spark_estimator.__main__ import make_env_parser
     from spark_estimator.launch.cli import flags
 
-    commands = {"horovodrun": flags.parser(), "python -m spark_estimator env": env_parser()}
+    commands = {"horovodrun": flags.make_parser(), "python -m spark_estimator env": make_env_parser()}
     for command, module in COMMANDS.items():
         if command != "run":  # the same as horovodrun
-            commands[f"python -m spark_estimator {command}"] = importlib.import_module(module).parser()
+            commands[f"python -m spark_estimator {command}"] = importlib.import_module(module).make_parser()
     return {name: parser for parent in commands.items() for name, parser in _with_subcommands(*parent)}
 
 
@@ -222,7 +222,7 @@ def errors() -> str:
 
 def _error(kind: type[BaseException]) -> str:
     link = f"[`{kind.__name__}`](../errors.md#{kind.__name__.lower()})"
-    return f"{link} (`{code_of(kind)}`), a `{kind.__bases__[0].__name__}`\n: {_summary(kind)}\n"
+    return f"{link} (`{get_code(kind)}`), a `{kind.__bases__[0].__name__}`\n: {_summary(kind)}\n"
 
 
 def _summary(kind: type) -> str:

@@ -9,9 +9,9 @@ from datetime import timedelta
 from spark_estimator.checkpoint.shared_control import SlotState
 from spark_estimator.checkpoint.writer import WriteFile
 from spark_estimator.checkpoint.writer_link import Report, WriterLink
-from spark_estimator.errors import without_links
+from spark_estimator.errors import remove_links
 from spark_estimator.store import FilesystemStore, Store
-from spark_estimator.store.digests import seal_of
+from spark_estimator.store.digests import make_seal
 
 
 class FileSaver:
@@ -28,7 +28,7 @@ class FileSaver:
     def put(self, path: str, content: memoryview) -> bool:
         """Submit a content, to be sealed and written. Return whether it replaces one that waits."""
         link = self._link
-        number, replaced = link.free_slot(replaces=SlotState.GO)
+        number, replaced = link.take_slot(replaces=SlotState.GO)
         slot = link.slots[number]
         end = len(content)
         slot.put(0, content)
@@ -38,9 +38,9 @@ class FileSaver:
         self._tickets += 1
         return replaced is not None
 
-    def reports(self) -> list[Report]:
+    def read_reports(self) -> list[Report]:
         """Return the results of contents since the last call."""
-        return self._link.reports()
+        return self._link.read_reports()
 
     def wait(self, timeout: timedelta | None = None) -> list[Report]:
         """Wait until all is written or has failed, or for this time. Return the results."""
@@ -48,9 +48,9 @@ class FileSaver:
         left = timedelta.max if timeout is None else timeout
         step = timedelta(seconds=0.05)
         while self._link.control.is_busy and left > timedelta(0):
-            result += self._link.reports(step)
+            result += self._link.read_reports(step)
             left -= step
-        return [*result, *self._link.reports()]
+        return [*result, *self._link.read_reports()]
 
     def close(self) -> None:
         """Let the writer end when it is done. Call `wait` first."""
@@ -68,28 +68,28 @@ class DirectSaver:
         """Seal a content and write it. Return False: none waits, so none is replaced."""
         text = bytes(content)
         try:
-            self._write(path, text + seal_of(text))
+            self._write(path, text + make_seal(text))
         except Exception as error:  # as the writer does
             name = type(error).__name__
-            self._reports.append(Report(0, path, f"{name}: {without_links(str(error))}", name, bytes=len(text)))
+            self._reports.append(Report(0, path, f"{name}: {remove_links(str(error))}", name, bytes=len(text)))
         else:
             self._reports.append(Report(0, path, bytes=len(text)))
         return False
 
-    def reports(self) -> list[Report]:
+    def read_reports(self) -> list[Report]:
         """Return the results of contents since the last call."""
         result, self._reports = self._reports, []
         return result
 
     def wait(self, timeout: timedelta | None = None) -> list[Report]:
         """Return what `read_reports` does."""
-        return self.reports()
+        return self.read_reports()
 
     def close(self) -> None:
         """Do nothing: nothing is left to do."""
 
 
-def saver_for(store: Store, write: Callable[[str, bytes], None]) -> FileSaver | DirectSaver:
+def make_saver(store: Store, write: Callable[[str, bytes], None]) -> FileSaver | DirectSaver:
     """Return the saver that can write to this store. Arguments as of `FileSaver`."""
     return DirectSaver(write) if is_in_memory(store) else FileSaver(write)
 

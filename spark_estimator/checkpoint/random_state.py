@@ -10,7 +10,7 @@ import numpy
 import torch
 
 
-def random_state() -> dict[str, Any]:
+def get_random_state() -> dict[str, Any]:
     """Return the generators of this process: Python's, numpy's, torch's."""
     kind, keys, position, has_gauss, gauss = numpy.random.get_state()
     result = {

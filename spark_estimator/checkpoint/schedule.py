@@ -43,7 +43,7 @@ class Schedule:
             due = self._is_time()
         return due
 
-    def made(self) -> None:
+    def restart(self) -> None:
         """Count steps and time from here: a checkpoint is made now."""
         self._since = 0
         self._asked_after = 0
@@ -66,6 +66,6 @@ class Schedule:
         return passed >= self._seconds
 
 
-def clock() -> float:
+def read_clock() -> float:
     """Return this rank's clock, in seconds."""
     return time.monotonic()

@@ -59,7 +59,7 @@ class SharedControl:
         self._threads = threading.RLock()  # the kernel's lock is that of the process
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def hold_lock(self) -> Iterator[None]:
         """Keep the other process out of the block."""
         with self._threads:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
@@ -68,7 +68,7 @@ class SharedControl:
             finally:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
-    def slot(self, number: int) -> CopySlot:
+    def get_slot(self, number: int) -> CopySlot:
         """Return the slot as it is."""
         state, ticket, first, size = _SLOT.unpack_from(self._page, number * _SLOT.size)
         return CopySlot(SlotState(state), ticket, (first, size))
@@ -77,37 +77,37 @@ class SharedControl:
         """Set a slot. Under the lock."""
         _SLOT.pack_into(self._page, number * _SLOT.size, slot.state, slot.ticket, *slot.job)
 
-    def in_state(self, *states: SlotState) -> list[int]:
+    def find_slots(self, *states: SlotState) -> list[int]:
         """Return the slots in one of these states, the oldest copy first."""
-        slots = [(self.slot(number), number) for number in range(SLOTS)]
+        slots = [(self.get_slot(number), number) for number in range(SLOTS)]
         return [number for slot, number in sorted(slots, key=lambda each: each[0].ticket) if slot.state in states]
 
     @property
     def is_busy(self) -> bool:
         """Return whether the writer has work."""
-        return bool(self.in_state(SlotState.GO, SlotState.WRITING))
+        return bool(self.find_slots(SlotState.GO, SlotState.WRITING))
 
     @property
     def completed(self) -> int:
         """Return the last copy that the writer has completed; -1: none."""
-        return self._outcome()[0] - 1
+        return self._read_outcome()[0] - 1
 
     @property
     def failed(self) -> int:
         """Return the last copy that it has failed to write; -1: none."""
-        return self._outcome()[1] - 1
+        return self._read_outcome()[1] - 1
 
     @property
     def given_up(self) -> int:
         """Return the copy that another rank has failed to write; -1: none."""
-        return self._outcome()[2] - 1
+        return self._read_outcome()[2] - 1
 
     def set_outcome(self, *, completed: int = -1, failed: int = -1, given_up: int = -1) -> None:
         """Note copies. Under the lock."""
-        tickets = zip(self._outcome(), (completed, failed, given_up), strict=True)
+        tickets = zip(self._read_outcome(), (completed, failed, given_up), strict=True)
         _OUTCOME.pack_into(self._page, _OUTCOME_OFFSET, *(max(before, ticket + 1) for before, ticket in tickets))
 
-    def _outcome(self) -> tuple[int, int, int]:
+    def _read_outcome(self) -> tuple[int, int, int]:
         completed, failed, given_up = _OUTCOME.unpack_from(self._page, _OUTCOME_OFFSET)
         return completed, failed, given_up
 

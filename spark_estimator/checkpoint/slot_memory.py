@@ -13,7 +13,7 @@ _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def new_descriptor(name: str, size: int) -> int:
+def create_descriptor(name: str, size: int) -> int:
     """Return the descriptor of a new file in memory; close it."""
     descriptor = os.memfd_create(f"spark_estimator checkpoint {name}", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size)

@@ -19,9 +19,9 @@ from typing import Any
 
 from spark_estimator.checkpoint.orphan_limit import OrphanLimit
 from spark_estimator.checkpoint.shared_control import CopySlot, SharedControl, SlotState
-from spark_estimator.errors import without_links
+from spark_estimator.errors import remove_links
 from spark_estimator.mapping import map_file
-from spark_estimator.store.digests import seal_of
+from spark_estimator.store.digests import make_seal
 
 # Pauses between attempts if a store is unavailable: half a minute in all.
 _PAUSES = (0.5, 1, 2, 4, 8, 16)
@@ -53,7 +53,7 @@ class WriteFile:
 
     def __call__(self, writer: Writer, copy: PendingCopy) -> int:
         content = bytes(copy.view[: copy.job["end"]])
-        self.write(copy.job["path"], content + seal_of(content))
+        self.write(copy.job["path"], content + make_seal(content))
         return len(content)
 
 
@@ -92,7 +92,7 @@ class Writer:
     def run(self) -> None:
         """Write until the rank has ended and all is written."""
         while True:
-            number = self._next()
+            number = self._take_next()
             if number is not None:
                 self._write(number)
             elif self.is_orphan:
@@ -100,19 +100,19 @@ class Writer:
             else:
                 self.pause(None)
 
-    def _next(self) -> int | None:
+    def _take_next(self) -> int | None:
         """Return the slot to write now, which is then being written; None: there is none."""
-        with self._control.locked():
+        with self._control.hold_lock():
             states = (SlotState.GO, SlotState.STANDBY) if self.is_orphan else (SlotState.GO,)
-            numbers = self._control.in_state(*states)
+            numbers = self._control.find_slots(*states)
             if not numbers:
                 return None
-            slot = self._control.slot(numbers[0])
+            slot = self._control.get_slot(numbers[0])
             self._control.set_slot(numbers[0], CopySlot(SlotState.WRITING, slot.ticket, slot.job))
             return numbers[0]
 
     def _write(self, number: int) -> None:
-        slot = self._control.slot(number)
+        slot = self._control.get_slot(number)
         began = time.monotonic()
         error, raised, path, size = "", "", "", 0
         try:
@@ -127,9 +127,9 @@ class Writer:
             error = str(given_up)
         except Exception as failure:  # its class depends on the store
             raised = type(failure).__name__
-            error = f"{raised}: {without_links(str(failure))}"
+            error = f"{raised}: {remove_links(str(failure))}"
         seconds = time.monotonic() - began
-        with self._control.locked():
+        with self._control.hold_lock():
             done = {"failed": slot.ticket} if error else {"completed": slot.ticket}
             self._control.set_outcome(**done)
             self._control.set_slot(number, CopySlot(SlotState.FREE))
@@ -143,7 +143,7 @@ class Writer:
             except (GivenUpError, ValueError):
                 raise
             except Exception as error:
-                if self.is_orphan or len(self._control.in_state(SlotState.GO)):
+                if self.is_orphan or len(self._control.find_slots(SlotState.GO)):
                     raise
                 self.send_report(ticket=ticket, again=f"{type(error).__name__}: {error}")
                 until = time.monotonic() + pause

@@ -14,7 +14,7 @@ from datetime import timedelta
 import cloudpickle
 
 from spark_estimator.checkpoint.shared_control import BYTES, SLOTS, CopySlot, SharedControl, SlotState
-from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
+from spark_estimator.checkpoint.slot_memory import SlotMemory, create_descriptor
 from spark_estimator.checkpoint.writer import WriteCopy, WriterStart
 from spark_estimator.env import FEED_FD_VARIABLE, PROCESS_VARIABLE, PROGRESS_FD_VARIABLE, RENDEZVOUS_FD_VARIABLE
 from spark_estimator.peer_json import parse_object
@@ -47,9 +47,9 @@ class WriterLink:
 
     def __init__(self, act: WriteCopy) -> None:
         self._act = act
-        self._descriptor = new_descriptor("control", BYTES)
+        self._descriptor = create_descriptor("control", BYTES)
         self.control = SharedControl(self._descriptor)
-        self.slots = [SlotMemory(new_descriptor(f"slot {number}", 0)) for number in range(SLOTS)]
+        self.slots = [SlotMemory(create_descriptor(f"slot {number}", 0)) for number in range(SLOTS)]
         self._text = b""
         self._start()
 
@@ -58,7 +58,7 @@ class WriterLink:
         """Return the id of the writer's process."""
         return self._process.pid
 
-    def free_slot(self, *, replaces: SlotState) -> tuple[int, int | None]:
+    def take_slot(self, *, replaces: SlotState) -> tuple[int, int | None]:
         """Take a slot to fill.
 
         Args:
@@ -67,10 +67,10 @@ class WriterLink:
         Returns:
             Its number, and the ticket of the copy that is dropped; None: none is.
         """
-        with self.control.locked():
-            waiting = self.control.in_state(replaces)
-            number = waiting[0] if waiting else self.control.in_state(SlotState.FREE)[0]
-            replaced = self.control.slot(number).ticket if waiting else None
+        with self.control.hold_lock():
+            waiting = self.control.find_slots(replaces)
+            number = waiting[0] if waiting else self.control.find_slots(SlotState.FREE)[0]
+            replaced = self.control.get_slot(number).ticket if waiting else None
             self.control.set_slot(number, CopySlot(SlotState.FREE))
         return number, replaced
 
@@ -81,32 +81,32 @@ class WriterLink:
             job: where its description is.
             now: it is written as soon as the writer is free; False: it is on standby.
         """
-        with self.control.locked():
+        with self.control.hold_lock():
             self.control.set_slot(number, CopySlot(SlotState.GO if now else SlotState.STANDBY, ticket, job))
         self._call()
 
     def begin_standby(self) -> bool:
         """Start writing the standby copy. Return whether there is one."""
-        with self.control.locked():
-            numbers = self.control.in_state(SlotState.STANDBY)
+        with self.control.hold_lock():
+            numbers = self.control.find_slots(SlotState.STANDBY)
             for number in numbers:
-                slot = self.control.slot(number)
+                slot = self.control.get_slot(number)
                 self.control.set_slot(number, CopySlot(SlotState.GO, slot.ticket, slot.job))
         self._call()
         return bool(numbers)
 
     def give_up(self, ticket: int) -> None:
         """Stop the writing of a copy, which another rank has failed to write."""
-        with self.control.locked():
+        with self.control.hold_lock():
             self.control.set_outcome(given_up=ticket)
         self._call()
 
     def note_failure(self, ticket: int) -> None:
         """Count a copy as failed that the writer never got."""
-        with self.control.locked():
+        with self.control.hold_lock():
             self.control.set_outcome(failed=ticket)
 
-    def reports(self, timeout: timedelta = timedelta(0)) -> list[Report]:
+    def read_reports(self, timeout: timedelta = timedelta(0)) -> list[Report]:
         """Return the reports since the last call; wait this time for the first. Start a new writer if it has died."""
         poll = select.poll()
         poll.register(self._reports, select.POLLIN)
@@ -142,7 +142,7 @@ class WriterLink:
         os.close(self._descriptor)
 
     def _call(self) -> None:
-        # The pipe is full of calls, or the writer is dead, which `reports` sees.
+        # The pipe is full of calls, or the writer is dead, which `read_reports` sees.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._wake, b".")
 
@@ -178,13 +178,13 @@ class WriterLink:
             os.close(descriptor)
         self._text = b""
         lost = []
-        with self.control.locked():
-            for number in self.control.in_state(SlotState.GO, SlotState.WRITING):
-                lost.append(self.control.slot(number).ticket)
+        with self.control.hold_lock():
+            for number in self.control.find_slots(SlotState.GO, SlotState.WRITING):
+                lost.append(self.control.get_slot(number).ticket)
                 self.control.set_slot(number, CopySlot(SlotState.FREE))
             if lost:
                 self.control.set_outcome(failed=max(lost))
         self._start()
         ending = f"signal {-code}" if code < 0 else f"exit code {code}"
-        why = f"the writer's process ended with {ending}; another one was started"
-        return [Report(ticket, error=why) for ticket in lost] or [Report(-1, note=why)]
+        reason = f"the writer's process ended with {ending}; another one was started"
+        return [Report(ticket, error=reason) for ticket in lost] or [Report(-1, note=reason)]

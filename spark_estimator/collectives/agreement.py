@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.collectives.requests import gathered_bytes, submit_bytes
+from spark_estimator.collectives.requests import fetch_bytes, submit_bytes
 from spark_estimator.errors import HorovodInternalError, MismatchError
 from spark_estimator.peer_json import parse_object
 
@@ -51,16 +51,16 @@ class Agreement:
         problems = {rank: statement["problem"] for rank, statement in stated.items() if statement["problem"]}
         if problems:
             rank, text = next(iter(problems.items()))
-            raise ValueError(f"{_called(stated[rank])} on {_ranks_of(problems, len(stated))}: {text}")
+            raise ValueError(f"{_name_call(stated[rank])} on {_describe_ranks(problems, len(stated))}: {text}")
         lacks = {rank: statement["lacking"] for rank, statement in stated.items() if statement["lacking"]}
         if lacks:
             rank, text = next(iter(lacks.items()))
-            raise HorovodInternalError(f"{_called(stated[rank])} on {_ranks_of(lacks, len(stated))}: {text}")
+            raise HorovodInternalError(f"{_name_call(stated[rank])} on {_describe_ranks(lacks, len(stated))}: {text}")
         calls: dict[str, list[int]] = {}
         for rank, statement in stated.items():
-            calls.setdefault(_text_of(statement), []).append(rank)
+            calls.setdefault(_describe_statement(statement), []).append(rank)
         if len(calls) > 1:
-            quoted = [f"{_ranks_of(ranks, len(stated))} called {call}" for call, ranks in calls.items()]
+            quoted = [f"{_describe_ranks(ranks, len(stated))} called {call}" for call, ranks in calls.items()]
             more = f"; and {len(quoted) - _SHOWN_CALLS} more" if len(quoted) > _SHOWN_CALLS else ""
             raise MismatchError(
                 f"The ranks disagree about process sets or groups: {', '.join(quoted[:_SHOWN_CALLS])}{more}. All "
@@ -76,25 +76,25 @@ class Agreement:
         before, handle = self._unanswered
         if before.get("wish") != stated.get("wish"):
             raise HorovodInternalError(
-                f"{_text_of(stated)} on rank {self._job.global_rank}: an earlier call of this rank, "
-                f"{_text_of(before)}, ended (by its timeout or an interrupt) before all ranks had made it, and is "
-                "still pending. Repeat that call first: it then continues waiting."
+                f"{_describe_statement(stated)} on rank {self._job.global_rank}: an earlier call of this rank, "
+                f"{_describe_statement(before)}, ended (by its timeout or an interrupt) before all ranks had made it, "
+                "and is still pending. Repeat that call first: it then continues waiting."
             )
         try:
             handle.wait(timeout)
         finally:
             if handle.done():
                 self._unanswered = None
-        gathered = gathered_bytes(handle)
+        gathered = fetch_bytes(handle)
         return {rank: parse_object(bytes(text)) for rank, text in zip(self._job.ranks, gathered, strict=True)}
 
 
-def _called(stated: Mapping[str, Any]) -> str:
+def _name_call(stated: Mapping[str, Any]) -> str:
     calls = {"init": "init(process_sets=...)", "add": "add_process_set", "remove": "remove_process_set"}
     return calls.get(next(iter(stated["wish"]))) or str(stated["what"])
 
 
-def _text_of(stated: Mapping[str, Any]) -> str:
+def _describe_statement(stated: Mapping[str, Any]) -> str:
     wish = stated.get("wish")
     if wish is None:
         return "the connecting of a new set"
@@ -103,10 +103,10 @@ def _text_of(stated: Mapping[str, Any]) -> str:
         return f"init(process_sets={value}) with HOROVOD_DYNAMIC_PROCESS_SETS={int(stated['dynamic'])}"
     if "remove" in wish:
         return f"remove_process_set of the set with id {value}" if value else "remove_process_set of no registered set"
-    return f"{_called(stated)}({value})"
+    return f"{_name_call(stated)}({value})"
 
 
-def _ranks_of(ranks: Collection[int], size: int) -> str:
+def _describe_ranks(ranks: Collection[int], size: int) -> str:
     if len(ranks) == size:
         return "every rank"
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

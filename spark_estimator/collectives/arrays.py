@@ -117,7 +117,7 @@ def allreduce_into(
     return submit(
         Op.ALLREDUCE,
         name,
-        [_tensor(array, output)],
+        [_make_tensor(array, output)],
         reduce_op=op,
         prescale=prescale,
         postscale=postscale,
@@ -149,12 +149,12 @@ def allreduce(
         MismatchError: the ranks' arrays, ops or factors differ.
         HorovodInternalError: the collective failed otherwise; see ``Handle.wait``.
     """
-    source = _contiguous(array)
-    output = _empty(source.shape, source.dtype)
+    source = _make_contiguous(array)
+    output = _make_empty(source.shape, source.dtype)
     run(
         Op.ALLREDUCE,
         kind_of_unnamed("allreduce") if name is None else name,
-        (_tensor(source, output),),
+        (_make_tensor(source, output),),
         reduce_op=op,
         prescale=prescale,
         postscale=postscale,
@@ -182,7 +182,7 @@ def grouped_allreduce(
         residues: a key for each array: they are sent as int8 between hosts, and the rounding error is added to
             the arrays with these keys in the next call; see `int8`.
     """
-    return _reduced("grouped_allreduce", arrays, op, name, prescale, postscale, process_set, residues)
+    return _reduce("grouped_allreduce", arrays, op, name, prescale, postscale, process_set, residues)
 
 
 def allgather(array: Array, name: str | None = None, *, process_set: ProcessSet | None = None) -> Array:
@@ -192,7 +192,7 @@ def allgather(array: Array, name: str | None = None, *, process_set: ProcessSet 
         array: at least one dimension; all but the first must be alike on all ranks.
         name, process_set: as in `allreduce`.
     """
-    return _gathered("allgather", [array], name, process_set)[0]
+    return _gather("allgather", [array], name, process_set)[0]
 
 
 def grouped_allgather(
@@ -203,7 +203,7 @@ def grouped_allgather(
     Args:
         arrays: of any types; at least one, and as many on all ranks.
     """
-    return _gathered("grouped_allgather", arrays, name, process_set)
+    return _gather("grouped_allgather", arrays, name, process_set)
 
 
 def broadcast(
@@ -217,8 +217,8 @@ def broadcast(
         name, process_set: as in `allreduce`.
     """
     output = numpy.array(array, order="C", copy=True)
-    name, unnamed = _name("broadcast", name)
-    tensors = [_tensor(output, output)]
+    name, unnamed = _choose_name("broadcast", name)
+    tensors = [_make_tensor(output, output)]
     run(Op.BROADCAST, name, tensors, root_rank=root_rank, process_set=process_set, keep=output, unnamed=unnamed)
     return output
 
@@ -236,26 +236,26 @@ def alltoall(
     Returns:
         (rows, received): the rows that this rank got, and [size] how many of them each rank sent.
     """
-    source = _source(array, "alltoall")
+    source = _prepare_source(array, "alltoall")
     size = context.engine(process_set).size
     rows = source.shape[0]
     if splits is None and rows % size:
         raise ValueError(f"alltoall: {rows} rows can't be divided equally among {size} ranks; pass splits.")
-    checked_splits = None if splits is None else _whole(splits)
+    checked_splits = None if splits is None else _check_splits(splits)
     if checked_splits is not None and (
         len(checked_splits) != size or min(checked_splits) < 0 or sum(checked_splits) != rows
     ):
         raise ValueError(
             f"alltoall: splits must be {size} numbers, 0 or more, with the sum {rows}; got {checked_splits}."
         )
-    name, unnamed = _name("alltoall", name)
-    tensors = [_tensor(source, None)]
+    name, unnamed = _choose_name("alltoall", name)
+    tensors = [_make_tensor(source, None)]
     handle = run(
         Op.ALLTOALL, name, tensors, splits=checked_splits, process_set=process_set, keep=source, unnamed=unnamed
     )
     assert handle is not None
     gathered = handle.gathered()
-    return _joined(gathered, source), gathered.rows
+    return _join_rows(gathered, source), gathered.rows
 
 
 def reducescatter(
@@ -275,7 +275,7 @@ def reducescatter(
         op: Average or Sum.
         name, prescale, postscale, process_set: as in `allreduce`.
     """
-    return _reduced("reducescatter", [array], op, name, prescale, postscale, process_set)[0]
+    return _reduce("reducescatter", [array], op, name, prescale, postscale, process_set)[0]
 
 
 def grouped_reducescatter(
@@ -292,7 +292,7 @@ def grouped_reducescatter(
     Args:
         arrays: of any types; at least one, and as many on all ranks.
     """
-    return _reduced("grouped_reducescatter", arrays, op, name, prescale, postscale, process_set)
+    return _reduce("grouped_reducescatter", arrays, op, name, prescale, postscale, process_set)
 
 
 def shared_empty(
@@ -324,17 +324,17 @@ def shared_empty(
     if count == 0:
         return numpy.empty(dims, form)
     engine = context.engine(process_set)
-    if not engine.counter("shared_memory"):
+    if not engine.read_counter("shared_memory"):
         return numpy.zeros(dims, form)
-    address = engine.shared_allocate(count)
+    address = engine.allocate_shared(count)
     memory = (ctypes.c_ubyte * count).from_address(address)
     # Not at exit: the process gives all memory back then. The engine lives as long as its memory is in use.
-    weakref.finalize(memory, engine.shared_free, address).atexit = False
+    weakref.finalize(memory, engine.free_shared, address).atexit = False
     array: Array = numpy.frombuffer(memoryview(memory).cast("B"), form).reshape(dims)
     return array
 
 
-def _reduced(
+def _reduce(
     kind: str,
     arrays: Sequence[Array],
     op: ReduceOp,
@@ -348,19 +348,19 @@ def _reduced(
     _check_group(kind, arrays)
     if kind.endswith("allreduce"):
         code = Op.ALLREDUCE
-        sources = [_contiguous(array) for array in arrays]
-        outputs = [_empty(source.shape, source.dtype) for source in sources]
+        sources = [_make_contiguous(array) for array in arrays]
+        outputs = [_make_empty(source.shape, source.dtype) for source in sources]
     else:
         code = Op.REDUCESCATTER
-        sources = [_source(array, kind) for array in arrays]
+        sources = [_prepare_source(array, kind) for array in arrays]
         engine = context.engine(process_set)
         rows = [divmod(source.shape[0], engine.size) for source in sources]
         shares = [even + (engine.rank < rest) for even, rest in rows]  # as ``se_rows_of`` has it
         outputs = [
-            _empty((share, *source.shape[1:]), source.dtype) for share, source in zip(shares, sources, strict=True)
+            _make_empty((share, *source.shape[1:]), source.dtype) for share, source in zip(shares, sources, strict=True)
         ]
-    name, unnamed = _name(kind, name)
-    tensors = [_tensor(source, output) for source, output in zip(sources, outputs, strict=True)]
+    name, unnamed = _choose_name(kind, name)
+    tensors = [_make_tensor(source, output) for source, output in zip(sources, outputs, strict=True)]
     run(
         code,
         name,
@@ -371,12 +371,12 @@ def _reduced(
         process_set=process_set,
         keep=(sources, outputs),
         unnamed=unnamed,
-        residues=int8.residues(process_set, residues, [tensor[2:] for tensor in tensors]) if residues else (),
+        residues=int8.find_residues(process_set, residues, [tensor[2:] for tensor in tensors]) if residues else (),
     )
     return outputs
 
 
-def _empty(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> Array:
+def _make_empty(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> Array:
     """Make a new, aligned array."""
     size = math.prod(shape) * dtype.itemsize
     if size < _WORTH_ALIGNING:
@@ -386,17 +386,17 @@ def _empty(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> Array:
     return room[start : start + size].view(dtype).reshape(shape)
 
 
-def _gathered(kind: str, arrays: Sequence[Array], name: str | None, process_set: ProcessSet | None) -> list[Array]:
+def _gather(kind: str, arrays: Sequence[Array], name: str | None, process_set: ProcessSet | None) -> list[Array]:
     _check_group(kind, arrays)
-    sources = [_source(array, kind) for array in arrays]
-    name, unnamed = _name(kind, name)
-    tensors = [_tensor(source, None) for source in sources]
+    sources = [_prepare_source(array, kind) for array in arrays]
+    name, unnamed = _choose_name(kind, name)
+    tensors = [_make_tensor(source, None) for source in sources]
     handle = run(Op.ALLGATHER, name, tensors, process_set=process_set, keep=sources, unnamed=unnamed)
     assert handle is not None
-    return [_joined(handle.gathered(number), source) for number, source in enumerate(sources)]
+    return [_join_rows(handle.gathered(number), source) for number, source in enumerate(sources)]
 
 
-def _name(kind: str, name: str | None) -> tuple[str, bool]:
+def _choose_name(kind: str, name: str | None) -> tuple[str, bool]:
     """Return the name of a request, or its kind; and whether it is a kind."""
     return (kind_of_unnamed(kind), True) if name is None else (name, False)
 
@@ -408,37 +408,37 @@ def _check_group(kind: str, arrays: object) -> None:
         raise ValueError(f"{kind} needs at least one array.")
 
 
-def _contiguous(array: Array) -> Array:
+def _make_contiguous(array: Array) -> Array:
     if type(array) is numpy.ndarray and array.flags.c_contiguous:
         return array
     return numpy.ascontiguousarray(array).reshape(numpy.shape(array))
 
 
-def _source(array: Array, kind: str) -> Array:
-    source = _contiguous(array)
+def _prepare_source(array: Array, kind: str) -> Array:
+    source = _make_contiguous(array)
     if source.ndim == 0:
         raise ValueError(f"{kind} needs an array with at least one dimension.")
     return source
 
 
-def _whole(splits: Sequence[int]) -> tuple[int, ...]:
+def _check_splits(splits: Sequence[int]) -> tuple[int, ...]:
     try:
         return tuple(operator.index(split) for split in splits)
     except TypeError:
         raise TypeError(f"alltoall: splits must be whole numbers, one for each rank, not {splits!r}.") from None
 
 
-def _tensor(source: Array, output: Array | None) -> Tensor:
-    target = 0 if output is None else _address(output)
-    return Tensor(target if output is source else _address(source), target, dtype_of(source), source.shape)
+def _make_tensor(source: Array, output: Array | None) -> Tensor:
+    target = 0 if output is None else _find_address(output)
+    return Tensor(target if output is source else _find_address(source), target, dtype_of(source), source.shape)
 
 
-def _address(array: Array) -> int:
+def _find_address(array: Array) -> int:
     try:
         return _addressof(_from_buffer(array))  # type: ignore[arg-type]  # six times as fast as array.ctypes.data
     except (TypeError, ValueError, BufferError):  # read-only, without elements, or of a type that is not numpy's own
         return array.ctypes.data if array.size else 0
 
 
-def _joined(gathered: Gathered, source: Array) -> Array:
+def _join_rows(gathered: Gathered, source: Array) -> Array:
     return numpy.frombuffer(gathered.data, source.dtype).reshape(sum(gathered.rows), *source.shape[1:])

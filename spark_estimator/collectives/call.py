@@ -74,7 +74,7 @@ class Call(NamedTuple):
     residues: tuple[int, ...] = ()
 
 
-def native_request(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: int = 0) -> Request:
+def make_native_request(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: int = 0) -> Request:
     """Make the engine's form of a collective. It keeps what it points to, but for the tensors' memory.
 
     Raises:
@@ -82,13 +82,13 @@ def native_request(engine: Engine, call: Call, tensors: Sequence[Tensor], stream
         ValueError: it is of the right type, and not possible.
     """
     try:
-        return _converted(engine, call, tensors, stream)
+        return _convert(engine, call, tensors, stream)
     except (TypeError, ValueError, AttributeError, ctypes.ArgumentError) as error:
         # Asked only now: a call that is right should not pay for it.
-        raise complaint(engine, call) or error from None
+        raise find_bad_argument(engine, call) or error from None
 
 
-def complaint(engine: Engine, call: Call) -> TypeError | None:
+def find_bad_argument(engine: Engine, call: Call) -> TypeError | None:
     """Return the error of a call that could not be converted; None if its cause is unknown."""
     name: object = call.name
     if not isinstance(name, str):
@@ -96,8 +96,8 @@ def complaint(engine: Engine, call: Call) -> TypeError | None:
     label = f"{call.op.name.lower()} on rank {engine.global_rank}" + ("" if call.unnamed else f" (name {name!r})")
     reduce_op: object = call.reduce_op
     if not isinstance(reduce_op, int):
-        known = ", ".join(f"ReduceOp.{op.name}" for op in ReduceOp)
-        return TypeError(f"{label}: op must be one of {known}, not {reduce_op!r}.")
+        choices = ", ".join(f"ReduceOp.{op.name}" for op in ReduceOp)
+        return TypeError(f"{label}: op must be one of {choices}, not {reduce_op!r}.")
     for argument, value in (("prescale_factor", call.prescale), ("postscale_factor", call.postscale)):
         try:
             ctypes.c_double(value)
@@ -108,7 +108,7 @@ def complaint(engine: Engine, call: Call) -> TypeError | None:
     return None
 
 
-def _encoded(name: str) -> bytes:
+def _encode_name(name: str) -> bytes:
     try:
         encoded = name.encode()
     except UnicodeEncodeError as error:
@@ -121,8 +121,8 @@ def _encoded(name: str) -> bytes:
     return encoded
 
 
-def _converted(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: int) -> Request:
-    name = _encoded(call.name)
+def _convert(engine: Engine, call: Call, tensors: Sequence[Tensor], stream: int) -> Request:
+    name = _encode_name(call.name)
     if call.splits is not None and len(call.splits) != engine.size:
         raise ValueError(f"alltoall {call.name!r}: {len(call.splits)} splits, but its group has {engine.size} ranks.")
     dims = (c_int64 * sum(len(tensor.shape) for tensor in tensors))(

@@ -43,7 +43,7 @@ def check_identical(
             joined, each names its own lines.
     """
     engine = context.engine(process_set)
-    if engine.size == 1 or _all_alike(lines, name, process_set):
+    if engine.size == 1 or _are_all_alike(lines, name, process_set):
         return
     try:
         of_rank = allgather_object(list(lines), name=detail_name or f"{name}.detail", process_set=process_set)
@@ -56,11 +56,12 @@ def check_identical(
     ours, first = of_rank[0], engine.ranks[0]
     rank, theirs = next((engine.ranks[at], theirs) for at, theirs in enumerate(of_rank) if theirs != ours)
     raise MismatchError(
-        f"The ranks disagree about {subject}. {_difference(ours, first, theirs, rank)} Make them alike on all ranks."
+        f"The ranks disagree about {subject}. {_describe_difference(ours, first, theirs, rank)} Make them alike on all "
+        "ranks."
     )
 
 
-def _all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) -> bool:
+def _are_all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) -> bool:
     """Return whether all ranks that have not joined gave the same lines.
 
     By sums, in which a rank that has joined takes part with zeros: n numbers are all alike if the n-fold sum of
@@ -69,15 +70,15 @@ def _all_alike(lines: Sequence[str], name: str, process_set: ProcessSet | None) 
     digest = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).digest()
     numbers = (ctypes.c_int64 * (1 + 2 * len(digest)))(1, *digest, *(byte * byte for byte in digest))
     address = ctypes.addressof(numbers)
-    place = collectives.Tensor(address, address, DType.INT64, (len(numbers),))
+    tensor = collectives.Tensor(address, address, DType.INT64, (len(numbers),))
     collectives.run(
-        Op.ALLREDUCE, name, [place], reduce_op=ReduceOp.SUM, process_set=process_set, keep=numbers, repeats=False
+        Op.ALLREDUCE, name, [tensor], reduce_op=ReduceOp.SUM, process_set=process_set, keep=numbers, repeats=False
     )
     ranks, sums, squares = numbers[0], numbers[1 : 1 + len(digest)], numbers[1 + len(digest) :]
     return all(total * total == ranks * square for total, square in zip(sums, squares, strict=True))
 
 
-def _difference(ours: Sequence[str], first: int, theirs: Sequence[str], rank: int) -> str:
+def _describe_difference(ours: Sequence[str], first: int, theirs: Sequence[str], rank: int) -> str:
     totals = f"(In all, rank {first} has {len(ours)}, and rank {rank} has {len(theirs)}.)"
     for who, lines, others in ((first, ours, theirs), (rank, theirs, ours)):
         if len(lines) > len(others) and not Counter(others) - Counter(lines):

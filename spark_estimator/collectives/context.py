@@ -23,17 +23,17 @@ from spark_estimator.collectives import launcher_link
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.connections.connector import Connector
-from spark_estimator.collectives.connections.plan import needed_descriptors
-from spark_estimator.collectives.engine import Engine, forked_error
-from spark_estimator.collectives.gpu_libraries import cuda_opens, nccl_in_use
+from spark_estimator.collectives.connections.plan import count_descriptors
+from spark_estimator.collectives.engine import Engine, make_forked_error
+from spark_estimator.collectives.gpu_libraries import can_open_cuda, find_nccl_version
 from spark_estimator.collectives.membership import EngineStarter, Membership
 from spark_estimator.collectives.other_launchers import join as other_launchers
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
-from spark_estimator.env import WITHOUT_EFFECT, Settings, misspelled_variables, requests_autotune
+from spark_estimator.env import WITHOUT_EFFECT, Settings, find_misspelled_variables, requests_autotune
 from spark_estimator.errors import HorovodInternalError, NotInitializedError, PeerLostError
 
-_log = log.logger(__name__)
+_log = log.get_logger(__name__)
 
 
 # Held by init and shutdown, while a process set connects, and during a fork: so a child inherits a finished state or
@@ -78,7 +78,7 @@ def init(
         _native.library()
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)
-        static = _static_sets(process_sets)
+        static = _make_static_sets(process_sets)
         while _membership is None:
             try:
                 _membership = _join(settings, comm, static)
@@ -87,7 +87,7 @@ def init(
                 settings = dataclasses.replace(settings, launched_size=None)  # it has become another
 
 
-def _static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
+def _make_static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
     if process_sets is None or process_sets == "dynamic":
         return []
     if isinstance(process_sets, str):
@@ -101,11 +101,11 @@ def _static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None
 
 def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Membership:
     global _connector
-    rendezvous, ranks = rendezvous_module.current(settings.rendezvous_fd), other_launchers.ranks_of(comm)
+    rendezvous, ranks = rendezvous_module.find_current(settings.rendezvous_fd), other_launchers.to_ranks(comm)
     if (rendezvous is None or other_launchers.has_joined()) and not settings.ignore_launcher:
-        rendezvous = other_launchers.rendezvous(settings, ranks)
+        rendezvous = other_launchers.make_rendezvous(settings, ranks)
     elif rendezvous is not None and rendezvous.launcher_fd >= 0:
-        rendezvous = launcher_link.admitted(rendezvous)
+        rendezvous = launcher_link.await_admission(rendezvous)
     topology = Topology.of([host_id()], 0) if rendezvous is None else rendezvous.topology
     if ranks is not None and not other_launchers.has_joined() and ranks != tuple(range(topology.size)):
         raise ValueError(f"init(comm={list(ranks)}): this job always has all of its {topology.size} ranks; omit comm.")
@@ -113,15 +113,15 @@ def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Member
     if rendezvous is not None and settings.launched_size not in (None, topology.size):
         _log.warning("HOROVOD_SIZE=%s, but this process joins a job of %d.", settings.launched_size, topology.size)
     if topology.rank == 0:
-        for name, setting in misspelled_variables().items():
+        for name, setting in find_misspelled_variables().items():
             _log.warning("%s is set, but nothing reads it. Is %s meant?", name, setting)
         if requests_autotune():
             _log.warning("HOROVOD_AUTOTUNE has no effect: %s.", WITHOUT_EFFECT["HOROVOD_AUTOTUNE"])
     if rendezvous is not None and (_connector is None or _connector.rendezvous != rendezvous):
         if _connector is not None:
             _connector.close()
-        count = needed_descriptors(rendezvous, range(topology.size), settings)
-        lacking = descriptors.shortage(count) or descriptors.thread_shortage()
+        count = count_descriptors(rendezvous, range(topology.size), settings)
+        lacking = descriptors.find_shortage(count) or descriptors.find_thread_shortage()
         if lacking:
             raise HorovodInternalError(f"init() on {rendezvous.own_name}: {lacking}")
         link = launcher_link.link()
@@ -132,12 +132,12 @@ def _join(settings: Settings, comm: Any, static: Sequence[ProcessSet]) -> Member
 
 def _await_another_round(error: PeerLostError) -> None:
     """Wait for another round after one of an elastic job that lost a rank before it had begun. Raise in other jobs."""
-    link, former = launcher_link.link(), rendezvous_module.current()
+    link, former = launcher_link.link(), rendezvous_module.find_current()
     if link is None or former is None:
         raise error
     _log.warning("waiting for another round: %s", error)
-    link.leaves_because(error)
-    link.next_round(former)
+    link.store_reason(error)
+    link.await_next_round(former)
 
 
 def shutdown() -> None:
@@ -156,42 +156,42 @@ def is_initialized() -> bool:
 
 def topology() -> Topology:
     """Return this rank's position in its job. Raises NotInitializedError, as do all queries below."""
-    return _member().topology
+    return _require_membership().topology
 
 
 def rank() -> int:
     """Return this process's rank: 0 <= rank() < size()."""
-    return _member().topology.rank
+    return _require_membership().topology.rank
 
 
 def size() -> int:
     """Return the number of ranks of the job."""
-    return _member().topology.size
+    return _require_membership().topology.size
 
 
 def local_rank() -> int:
     """Return this rank's index on its host; where each rank has whole GPUs, the number of the GPU to use."""
-    return _member().topology.local_rank
+    return _require_membership().topology.local_rank
 
 
 def local_size() -> int:
     """Return the number of ranks on this rank's host."""
-    return _member().topology.local_size
+    return _require_membership().topology.local_size
 
 
 def cross_rank() -> int:
     """Return the index of this rank's host among the hosts that have a rank of this local_rank."""
-    return _member().topology.cross_rank
+    return _require_membership().topology.cross_rank
 
 
 def cross_size() -> int:
     """Return the number of hosts that have a rank of this local_rank."""
-    return _member().topology.cross_size
+    return _require_membership().topology.cross_size
 
 
 def is_homogeneous() -> bool:
     """Return whether every host has the same number of ranks."""
-    return _member().topology.is_homogeneous
+    return _require_membership().topology.is_homogeneous
 
 
 def engine(process_set: ProcessSet | None = None) -> Engine:
@@ -200,32 +200,32 @@ def engine(process_set: ProcessSet | None = None) -> Engine:
     Raises:
         ValueError: the set is not registered, or this rank is not in it.
     """
-    membership = _member()
+    membership = _require_membership()
     return membership.engine if process_set is None else membership.sets.engine(process_set)
 
 
 def check_not_forked() -> None:
     """Raise HorovodInternalError in a process that was forked from a rank."""
     if _forked_from is not None:
-        raise forked_error(_forked_from)
+        raise make_forked_error(_forked_from)
 
 
 def settings() -> Settings:
     """Return the settings that ``init()`` read."""
-    return _member().settings
+    return _require_membership().settings
 
 
-def next_number(kind: str) -> int:
+def take_number(kind: str) -> int:
     """Return 0, 1, 2... for each kind of thing, counted since ``init()``; for names that all ranks make alike."""
-    return _member().next_number(kind)
+    return _require_membership().take_number(kind)
 
 
 def restart_numbers(prefix: str) -> None:
     """Restarts the counts of kinds whose name begins with `prefix`; call it where all ranks are at the same point."""
-    _member().restart_numbers(prefix)
+    _require_membership().restart_numbers(prefix)
 
 
-def _member() -> Membership:
+def _require_membership() -> Membership:
     if _membership is None:
         raise NotInitializedError
     return _membership
@@ -251,17 +251,17 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    _member().sets.add(process_set)
+    _require_membership().sets.add(process_set)
     return process_set
 
 
-def group(ranks: Sequence[int], what: str, problem: str = "", timeout: timedelta | None = None) -> Engine | None:
+def make_group(ranks: Sequence[int], what: str, problem: str = "", timeout: timedelta | None = None) -> Engine | None:
     """Make an engine for some of the ranks, beside the process sets; for a binding whose framework makes groups.
 
     All ranks of the job call it, also those that are not among them. It does not ask whether sets are dynamic.
     ``ProcessSets.make_group`` documents the arguments, the return value and the errors.
     """
-    return _member().sets.group(ranks, what, problem, timeout)
+    return _require_membership().sets.make_group(ranks, what, problem, timeout)
 
 
 def end_group(engine: Engine) -> None:
@@ -280,21 +280,21 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         ValueError: on all ranks: sets may not change.
         MismatchError: on all ranks: they gave different sets.
     """
-    return _member().sets.remove(process_set)
+    return _require_membership().sets.remove(process_set)
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     """Return the registered process sets: their ranks, by their ids."""
-    return _member().sets.ranks()
+    return _require_membership().sets.ranks()
 
 
-def process_set_of(process_set_id: int) -> ProcessSet:
+def find_process_set(process_set_id: int) -> ProcessSet:
     """Return the registered process set of that id; 0 is the set of all ranks.
 
     Raises:
         ValueError: the job has no set of that id.
     """
-    return _member().sets.of(process_set_id)
+    return _require_membership().sets.of(process_set_id)
 
 
 # --- Timeline ---------------------------------------------------------------------------------------------------------
@@ -318,12 +318,12 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     folder = Path(file_path).parent
     if not folder.is_dir():
         raise ValueError(f"start_timeline on rank {rank()}: there is no folder {folder} on {socket.gethostname()}.")
-    _member().start_timeline(file_path, mark_cycles)
+    _require_membership().start_timeline(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
     """Completes the trace. Does nothing when none is being written."""
-    _member().stop_timeline()
+    _require_membership().stop_timeline()
 
 
 # --- What this build can do, in Horovod's terms -----------------------------------------------------------------------
@@ -356,12 +356,12 @@ def gloo_enabled() -> bool:
 
 def nccl_built() -> int:
     """Return the version code of the NCCL that would send GPU tensors, as 22703 for 2.27.3; 0: none, or no GPU."""
-    return nccl_in_use()
+    return find_nccl_version()
 
 
 def cuda_built() -> bool:
     """Return whether a CUDA runtime can be loaded here."""
-    return cuda_opens()
+    return can_open_cuda()
 
 
 def rocm_built() -> bool:
@@ -382,7 +382,7 @@ def ccl_built() -> bool:
 # --- Ends: of the process, and forks of it ----------------------------------------------------------------------------
 
 
-def _at_exit() -> None:
+def _leave_at_exit() -> None:
     shutdown()
     if _connector is not None and _forked_from is None:
         _connector.close()
@@ -417,5 +417,5 @@ def _after_fork_in_child() -> None:
         _forked_from = os.getppid()
 
 
-atexit.register(_at_exit)
+atexit.register(_leave_at_exit)
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -13,16 +13,16 @@ from spark_estimator.env import Decision, Settings
 _ADAPTIVE = -1  # the engine's word for "as long as it pays"
 
 
-def available_cores() -> int:
+def count_available_cores() -> int:
     """Return how many cores the process may run on: its affinity, or its control group's quota where that is less."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
         cores = os.cpu_count() or 1
-    return max(1, math.floor(min(cores, _quota())))
+    return max(1, math.floor(min(cores, _read_quota())))
 
 
-def decisions(settings: Settings, topology: Topology, cores: int) -> dict[str, Decision]:
+def decide_settings(settings: Settings, topology: Topology, cores: int) -> dict[str, Decision]:
     """Return the settings that depend on the machine and the job; a value from the environment takes precedence.
 
     Args:
@@ -34,13 +34,13 @@ def decisions(settings: Settings, topology: Topology, cores: int) -> dict[str, D
         By field of `Settings`, in the engine's own terms.
     """
     return {
-        "spin_microseconds": _spin(settings.spin_microseconds, topology, cores),
-        "overlap": _overlap(settings.overlap, topology, cores),
-        "hierarchical_allreduce": _hierarchical(settings.hierarchical_allreduce),
+        "spin_microseconds": _decide_spin(settings.spin_microseconds, topology, cores),
+        "overlap": _decide_overlap(settings.overlap, topology, cores),
+        "hierarchical_allreduce": _decide_hierarchical(settings.hierarchical_allreduce),
     }
 
 
-def affinity_core(settings: Settings, topology: Topology) -> int:
+def find_affinity_core(settings: Settings, topology: Topology) -> int:
     """Return the core for the engine's thread, -1 for none. Raises ValueError if the user's list lacks this rank."""
     cores = settings.thread_affinity
     if cores is None:
@@ -53,34 +53,34 @@ def affinity_core(settings: Settings, topology: Topology) -> int:
     return cores[topology.local_rank]
 
 
-def _spin(setting: int | None, topology: Topology, cores: int) -> Decision:
+def _decide_spin(setting: int | None, topology: Topology, cores: int) -> Decision:
     if setting is not None:
         return Decision(setting, "environment")
-    here = f"{_number(cores, 'core')} for {_number(topology.local_size, 'rank')} on this host"
+    here = f"{_format_count(cores, 'core')} for {_format_count(topology.local_size, 'rank')} on this host"
     # A spinning wait answers ten times sooner than a sleeping one when every rank has a core, and costs ten times the
     # whole operation when it keeps a core from the rank that is waited for. The engine sees what pays, but not a quota.
     return Decision(_ADAPTIVE if cores >= topology.local_size else 0, here)
 
 
-def _overlap(setting: bool | None, topology: Topology, cores: int) -> Decision:
+def _decide_overlap(setting: bool | None, topology: Topology, cores: int) -> Decision:
     if setting is not None:
         return Decision(int(setting), "environment")
     if topology.local_size < topology.size:
         return Decision(1, "the job spans hosts: the network transfers data while cores compute")
-    here = f"{_number(cores, 'core')} for {_number(topology.local_size, 'rank')} on this host"
+    here = f"{_format_count(cores, 'core')} for {_format_count(topology.local_size, 'rank')} on this host"
     # Otherwise the engine's thread takes from backward the core that it computes on.
     return Decision(int(cores >= 2 * topology.local_size), here)
 
 
-def _hierarchical(setting: bool | None) -> Decision:
+def _decide_hierarchical(setting: bool | None) -> Decision:
     return Decision(_ADAPTIVE, "by size") if setting is None else Decision(int(setting), "environment")
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _format_count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _quota() -> float:
+def _read_quota() -> float:
     """Return how many cores' worth of time the control group may use; infinite when nothing limits it."""
     with suppress(OSError, ValueError):
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()

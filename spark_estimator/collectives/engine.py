@@ -15,10 +15,10 @@ from spark_estimator._native import Config, Peer, Request, Result, Status
 from spark_estimator.collectives.gpu_use import GpuUse
 from spark_estimator.collectives.pending import DetachedRequests, Pending
 from spark_estimator.errors import HorovodInternalError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.observe import last_ops
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 # A wait in native code cannot see a signal; after each slice Python handles pending signals, Ctrl-C among them.
 WAIT_SLICE_SECONDS = 0.1
@@ -29,12 +29,12 @@ LONGEST_WAIT_SLICE_SECONDS = 0.5
 _REPORTED_LINES, _REPORTED_LINES_AT_INFO = 3, 40
 
 
-def wait_slice(waited: float) -> float:
+def choose_wait_slice(waited: float) -> float:
     """Return the seconds of the next slice of a wait that has taken `waited` seconds."""
     return min(LONGEST_WAIT_SLICE_SECONDS, max(WAIT_SLICE_SECONDS, waited / 2))
 
 
-def forked_error(parent: int) -> HorovodInternalError:
+def make_forked_error(parent: int) -> HorovodInternalError:
     """Make the error of every use of a job in a process that was forked from one of its ranks."""
     return HorovodInternalError(
         f"This process (pid {os.getpid()}) was forked from a rank (pid {parent}) after init(): it is not a rank and "
@@ -61,10 +61,10 @@ class NativeEngine:
         self.pointer = created.value
         self._pid = os.getpid()
 
-    def usable(self) -> int:
+    def require_pointer(self) -> int:
         """Return the address. Raises HorovodInternalError in a forked child."""
         if self.pointer is None:
-            raise forked_error(self._pid)
+            raise make_forked_error(self._pid)
         return self.pointer
 
     def __del__(self) -> None:
@@ -125,7 +125,7 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Submit a request and return its number. The request itself may be dropped; its tensors may not."""
         number = c_int64()
-        status = self._library.se_submit(self.native.usable(), ctypes.byref(request), ctypes.byref(number))
+        status = self._library.se_submit(self.native.require_pointer(), ctypes.byref(request), ctypes.byref(number))
         _native.check(status, self.global_rank)
         self._detached.release_done(self)
         return number.value
@@ -139,7 +139,7 @@ class Engine:
                 be waited for.
         """
         status = self._library.se_run(
-            self.native.usable(), ctypes.byref(request), WAIT_SLICE_SECONDS, ctypes.byref(number)
+            self.native.require_pointer(), ctypes.byref(request), WAIT_SLICE_SECONDS, ctypes.byref(number)
         )
         self.check_run(status, number)
         self._detached.release_done(self)
@@ -147,7 +147,7 @@ class Engine:
     def check_run(self, status: int, number: c_int64) -> None:
         """Raise the exception for the status of a run, unless it is OK or IN_PROGRESS; forget the request then."""
         if status > Status.IN_PROGRESS:
-            error = _native.error_of(status, _native.last_error(), self.global_rank)
+            error = _native.make_error(status, _native.get_last_error(), self.global_rank)
             if number.value:
                 self.release(number.value)
                 number.value = 0
@@ -155,12 +155,12 @@ class Engine:
             raise error
 
     def poll(self, number: int) -> Status:
-        """Return the present status of a request; the error's text is then ``_native.last_error()``."""
-        return Status(self._library.se_poll(self.native.usable(), number))
+        """Return the present status of a request; the error's text is then ``_native.get_last_error()``."""
+        return Status(self._library.se_poll(self.native.require_pointer(), number))
 
     def wait(self, number: int, seconds: float) -> Status:
         """Return a request's status as `poll` does, but wait for its end, up to `seconds`."""
-        return Status(self._library.se_wait(self.native.usable(), number, seconds))
+        return Status(self._library.se_wait(self.native.require_pointer(), number, seconds))
 
     def take_result(self, number: int, tensor: int) -> tuple[int, int, tuple[int, ...]]:
         """Take what an allgather or alltoall made of one of its tensors out of its handle.
@@ -173,7 +173,7 @@ class Engine:
             (address, bytes, rows): memory to be freed by ``se_free`` (address 0 when there is none), and the first
             dimension that each rank gave.
         """
-        pointer = self.native.usable()
+        pointer = self.native.require_pointer()
         result = Result()
         _native.check(self._library.se_get_result(pointer, number, tensor, ctypes.byref(result)))
         rows = tuple(result.rows[: self.size])
@@ -181,26 +181,27 @@ class Engine:
         _native.check(self._library.se_take_result_data(pointer, number, tensor, ctypes.byref(data)))
         return data.value or 0, result.bytes, rows
 
-    def result_rows(self, number: int, tensor: int) -> tuple[int, ...]:
+    def read_result_rows(self, number: int, tensor: int) -> tuple[int, ...]:
         """Return [size] the first dimension that each rank gave to an allgather or alltoall that is done well."""
         result = Result()
-        _native.check(self._library.se_get_result(self.native.usable(), number, tensor, ctypes.byref(result)))
+        _native.check(self._library.se_get_result(self.native.require_pointer(), number, tensor, ctypes.byref(result)))
         return tuple(result.rows[: self.size])
 
     def await_on_stream(self, number: int, stream: int) -> None:
         """Has a CUDA stream wait for the outputs of a GPU request that is done well. Raises HorovodInternalError."""
-        _native.check(self._library.se_await_on_stream(self.native.usable(), number, stream), self.global_rank)
+        _native.check(self._library.se_await_on_stream(self.native.require_pointer(), number, stream), self.global_rank)
 
     def copy_result(self, number: int, tensor: int, output: int, stream: int) -> None:
         """Wait as `await_on_stream`; then copy, on that stream, a tensor's result of an allgather or alltoall."""
         _native.check(
-            self._library.se_copy_result(self.native.usable(), number, tensor, output, stream), self.global_rank
+            self._library.se_copy_result(self.native.require_pointer(), number, tensor, output, stream),
+            self.global_rank,
         )
 
     def last_joined(self, number: int) -> int:
         """Return the rank, in this group, that joined last; of a join that is done well."""
         result = Result()
-        _native.check(self._library.se_get_result(self.native.usable(), number, 0, ctypes.byref(result)))
+        _native.check(self._library.se_get_result(self.native.require_pointer(), number, 0, ctypes.byref(result)))
         return int(result.last_joined)
 
     def release(self, number: int) -> None:
@@ -216,27 +217,27 @@ class Engine:
 
     # --- shared memory -----------------------------------------------------------------------------------------------
 
-    def shared_allocate(self, count: int) -> int:
+    def allocate_shared(self, count: int) -> int:
         """Return the address of `count` zeroed bytes that all ranks of this host see. Raises HorovodInternalError."""
         data = c_void_p()
-        _native.check(self._library.se_shared_allocate(self.native.usable(), count, ctypes.byref(data)))
+        _native.check(self._library.se_shared_allocate(self.native.require_pointer(), count, ctypes.byref(data)))
         return data.value or 0
 
-    def shared_free(self, address: int) -> None:
+    def free_shared(self, address: int) -> None:
         """Free memory of `allocate_shared`."""
         if self.native.pointer is not None:
             self._library.se_shared_free(self.native.pointer, address)
 
     # --- insight -----------------------------------------------------------------------------------------------------
 
-    def counter(self, name: str) -> int:
+    def read_counter(self, name: str) -> int:
         """Return a counter of the engine by name (`read_counters` lists them); -1 for an unknown name."""
-        return int(self._library.se_counter(self.native.usable(), name.encode()))
+        return int(self._library.se_counter(self.native.require_pointer(), name.encode()))
 
-    def counters(self) -> dict[str, int]:
+    def read_counters(self) -> dict[str, int]:
         """Return all counters, since the engine was created."""
         names: bytes = self._library.se_counter_names()
-        return {name: self.counter(name) for name in names.decode().split()}
+        return {name: self.read_counter(name) for name in names.decode().split()}
 
     def describe(self, what: str) -> str:
         """Return the engine's description of its state.
@@ -250,7 +251,9 @@ class Engine:
             text = ctypes.create_string_buffer(capacity)
             needed = c_int64()
             _native.check(
-                self._library.se_describe(self.native.usable(), what.encode(), text, capacity, ctypes.byref(needed))
+                self._library.se_describe(
+                    self.native.require_pointer(), what.encode(), text, capacity, ctypes.byref(needed)
+                )
             )
             if needed.value < capacity:
                 return text.value.decode("utf-8", "replace")
@@ -269,13 +272,13 @@ class Engine:
                 level = logging.INFO if self.loss_is_expected else logging.WARNING
                 _log.log(level, f"{last_ops.HEAD}\n%s", len(shown), len(lines), "\n".join(shown))
 
-    def timeline_start(self, path: str, mark_cycles: bool) -> None:
+    def start_timeline(self, path: str, mark_cycles: bool) -> None:
         """Start writing a Chrome trace of this rank's ops. Raise ValueError when one is being written."""
-        _native.check(self._library.se_timeline_start(self.native.usable(), os.fsencode(path), mark_cycles))
+        _native.check(self._library.se_timeline_start(self.native.require_pointer(), os.fsencode(path), mark_cycles))
 
-    def timeline_stop(self) -> None:
+    def stop_timeline(self) -> None:
         """End it. Idempotent."""
-        _native.check(self._library.se_timeline_stop(self.native.usable()))
+        _native.check(self._library.se_timeline_stop(self.native.require_pointer()))
 
     def await_question(self, seconds: float) -> int | None:
         """Blocks up to `seconds` for another rank's question what this process is doing.
@@ -287,14 +290,14 @@ class Engine:
             ShutDownError: there will be no more questions.
         """
         question = c_int64()
-        status = self._library.se_await_question(self.native.usable(), seconds, ctypes.byref(question))
+        status = self._library.se_await_question(self.native.require_pointer(), seconds, ctypes.byref(question))
         _native.check(status)
         return question.value if status == Status.OK else None
 
     def answer(self, question: int, text: str) -> None:
         """Answers a question. A NUL would end the text."""
         encoded = text.replace("\x00", "\\x00").encode("utf-8", "replace")
-        _native.check(self._library.se_answer(self.native.usable(), question, encoded))
+        _native.check(self._library.se_answer(self.native.require_pointer(), question, encoded))
 
     # --- data connections on first use -------------------------------------------------------------------------------
 
@@ -308,18 +311,18 @@ class Engine:
             ShutDownError: there will be no more.
         """
         rank = c_int32()
-        status = self._library.se_await_wanted_peer(self.native.usable(), seconds, ctypes.byref(rank))
+        status = self._library.se_await_wanted_peer(self.native.require_pointer(), seconds, ctypes.byref(rank))
         _native.check(status)
         return rank.value if status == Status.OK else None
 
     def connect_peer(self, peer: Peer) -> None:
         """Add the data connections with a rank. Their descriptors belong to the engine, also when this fails."""
-        _native.check(self._library.se_connect_peer(self.native.usable(), ctypes.byref(peer)))
+        _native.check(self._library.se_connect_peer(self.native.require_pointer(), ctypes.byref(peer)))
 
-    def refuse_peer(self, rank: int, why: str) -> None:
+    def refuse_peer(self, rank: int, reason: str) -> None:
         """Fail the operation that needs connections with a rank of the group, and all further ones."""
-        encoded = why.replace("\x00", "\\x00").encode("utf-8", "replace")
-        _native.check(self._library.se_refuse_peer(self.native.usable(), rank, encoded))
+        encoded = reason.replace("\x00", "\\x00").encode("utf-8", "replace")
+        _native.check(self._library.se_refuse_peer(self.native.require_pointer(), rank, encoded))
 
     # --- rings -------------------------------------------------------------------------------------------------------
 
@@ -335,7 +338,7 @@ class Engine:
         """
         if len(ranks) != self.size:
             raise ValueError(f"the order of a ring of {self.size} ranks has each of them once, not {len(ranks)} ranks")
-        _native.check(self._library.se_order_ring(self.native.usable(), (c_int32 * self.size)(*ranks), halves))
+        _native.check(self._library.se_order_ring(self.native.require_pointer(), (c_int32 * self.size)(*ranks), halves))
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

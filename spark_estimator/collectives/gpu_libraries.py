@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_estimator import _native
-from spark_estimator.env import Settings, hides_all_gpus
+from spark_estimator.env import Settings, find_gpu_hiding
 from spark_estimator.errors import NativeLibraryError
 
 #: Paths in the namespace package ``nvidia``, whose wheels have this layout: CUDA 13's, then CUDA 12's.
@@ -65,31 +65,31 @@ class NcclFacts(NamedTuple):
     trouble: str
 
 
-def gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> GpuLibraries:
+def find_gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> GpuLibraries:
     """Return the libraries to open.
 
     Args:
         settings: may name them.
         maps: what this process has loaded.
     """
-    loaded = _loaded(maps)
+    loaded = _list_loaded(maps)
     return GpuLibraries(
-        settings.cuda_library or _first(r"libcudart\.so\.\d+", loaded, _CUDA_IN_WHEELS),
-        settings.nccl_library or _first(r"libnccl\.so\.\d+", loaded, _NCCL_IN_WHEELS),
+        settings.cuda_library or _find_first(r"libcudart\.so\.\d+", loaded, _CUDA_IN_WHEELS),
+        settings.nccl_library or _find_first(r"libnccl\.so\.\d+", loaded, _NCCL_IN_WHEELS),
     )
 
 
-def libraries_for_engine(settings: Settings) -> GpuLibraries:
+def find_libraries_for_engine(settings: Settings) -> GpuLibraries:
     """Call `find_gpu_libraries`, unless this machine has no NVIDIA driver, or the settings exclude GPUs.
 
     The user's own paths are kept in any case: a named library must be opened, or the reason reported.
     """
     if settings.gpu_operations != "copy" and any(map(os.path.exists, _TRACES_OF_A_DRIVER)):
-        return gpu_libraries(settings)
+        return find_gpu_libraries(settings)
     return GpuLibraries(settings.cuda_library, settings.nccl_library)
 
 
-def cuda_facts(path: str) -> CudaFacts:
+def probe_cuda(path: str) -> CudaFacts:
     """Open the CUDA runtime at `path` and asks it; what is wrong with it is among the facts.
 
     Raises:
@@ -98,17 +98,17 @@ def cuda_facts(path: str) -> CudaFacts:
     runtime, driver, devices = c_int32(), c_int32(), c_int32()
     library = _native.library()
     status = library.se_cuda_probe(path.encode(), byref(runtime), byref(driver), byref(devices))
-    return CudaFacts(runtime.value, driver.value, devices.value, _trouble(status))
+    return CudaFacts(runtime.value, driver.value, devices.value, _describe_status(status))
 
 
-def nccl_facts(path: str) -> NcclFacts:
+def probe_nccl(path: str) -> NcclFacts:
     """Open NCCL at `path` and asks it; the rest as for `probe_cuda`."""
     version = c_int32()
     status = _native.library().se_nccl_probe(path.encode(), byref(version))
-    return NcclFacts(version.value, _trouble(status))
+    return NcclFacts(version.value, _describe_status(status))
 
 
-def unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
+def find_unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
     """Return the pairs of GPUs without direct access to each other's memory.
 
     Args:
@@ -127,35 +127,35 @@ def unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
 
 
 @functools.cache
-def nccl_in_use() -> int:
+def find_nccl_version() -> int:
     """Return the version of the NCCL that would send GPU tensors, as 22703 for 2.27.3; 0: none, or there is no GPU.
 
     Nothing is asked of the driver, so that a process that forks afterwards may use CUDA in its children. Never
     raises.
     """
-    settings = _settings()
+    settings = _read_settings()
     if settings is None or settings.gpu_operations in ("copy", "staged") or not _may_have_gpus(settings):
         return 0
     try:
-        return nccl_facts(gpu_libraries(settings).nccl).version
+        return probe_nccl(find_gpu_libraries(settings).nccl).version
     except NativeLibraryError:
         return 0
 
 
 @functools.cache
-def cuda_opens() -> bool:
+def can_open_cuda() -> bool:
     """Return whether there is a CUDA runtime that this process could load. Never raises."""
-    settings = _settings()
+    settings = _read_settings()
     if settings is None or settings.gpu_operations == "copy":
         return False
-    path = gpu_libraries(settings).cuda
+    path = find_gpu_libraries(settings).cuda
     if path:
         with suppress(OSError):
             return hasattr(ctypes.CDLL(path), "cudaRuntimeGetVersion")
     return False
 
 
-def _settings() -> Settings | None:
+def _read_settings() -> Settings | None:
     """Return the settings of the environment; None if they are invalid, which `init` reports."""
     try:
         return Settings.read()
@@ -165,7 +165,7 @@ def _settings() -> Settings | None:
 
 def _may_have_gpus(settings: Settings) -> bool:
     """Return whether this process may find GPUs, as far as can be seen without the driver."""
-    if hides_all_gpus():
+    if find_gpu_hiding():
         return False
     torch = sys.modules.get("torch")
     if getattr(getattr(torch, "version", None), "cuda", "") is None:  # it is loaded, and made for CPUs or other GPUs
@@ -173,12 +173,12 @@ def _may_have_gpus(settings: Settings) -> bool:
     return bool(settings.cuda_library) or any(map(os.path.exists, _TRACES_OF_A_DRIVER))
 
 
-def cuda_name(version: int) -> str:
+def format_cuda_version(version: int) -> str:
     """Return CUDA's version code as text: "12.9" for 12090."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def nccl_name(version: int) -> str:
+def format_nccl_version(version: int) -> str:
     """Return NCCL's version code as text: "2.27.3" for 22703."""
     return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
@@ -187,7 +187,7 @@ def nccl_name(version: int) -> str:
 _NOT_BY_NCCL = "Adasum, int16, averages and factors of integers"
 
 
-def ways(operations: str, nccl: NcclFacts) -> str:
+def describe_gpu_paths(operations: str, nccl: NcclFacts) -> str:
     """Describe how GPU tensors are sent in jobs of each kind.
 
     Args:
@@ -195,7 +195,7 @@ def ways(operations: str, nccl: NcclFacts) -> str:
         nccl: what was found.
     """
     staged = "through pinned host memory"
-    by_nccl = f"by NCCL {nccl_name(nccl.version)} (but {_NOT_BY_NCCL}: {staged})"
+    by_nccl = f"by NCCL {format_nccl_version(nccl.version)} (but {_NOT_BY_NCCL}: {staged})"
     return {
         "nccl": by_nccl if nccl.version else "by NCCL, which is not there: a job with GPU tensors fails",
         "staged": f"all {staged}",
@@ -205,11 +205,11 @@ def ways(operations: str, nccl: NcclFacts) -> str:
     )
 
 
-def _trouble(status: int) -> str:
-    return "" if status == _native.Status.OK else _native.last_error()
+def _describe_status(status: int) -> str:
+    return "" if status == _native.Status.OK else _native.get_last_error()
 
 
-def _loaded(maps: Path) -> list[str]:
+def _list_loaded(maps: Path) -> list[str]:
     try:
         lines = maps.read_text(errors="replace").splitlines()
     except OSError:  # not on Linux, or not allowed
@@ -217,7 +217,7 @@ def _loaded(maps: Path) -> list[str]:
     return [line.split(maxsplit=5)[-1] for line in lines if ".so" in line]
 
 
-def _first(name: str, loaded: Iterable[str], in_wheels: Iterable[str]) -> str:
+def _find_first(name: str, loaded: Iterable[str], in_wheels: Iterable[str]) -> str:
     for path in loaded:
         if re.fullmatch(name, Path(path).name):
             return path

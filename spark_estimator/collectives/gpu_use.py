@@ -8,13 +8,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from spark_estimator.errors import DuplicateNameError, HorovodInternalError, MismatchError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
 if TYPE_CHECKING:
     from spark_estimator.collectives.engine import Engine
 
 _MOST_HELD = 1000
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class GpuUse:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from spark_estimator import _native
 from spark_estimator._native import Op, Status
-from spark_estimator.collectives.engine import Engine, wait_slice
+from spark_estimator.collectives.engine import Engine, choose_wait_slice
 from spark_estimator.collectives.pending import Pending
 from spark_estimator.errors import HorovodInternalError
 
@@ -110,7 +110,7 @@ class Handle:
         self._pending.waiters += 1
         try:
             now = began
-            while not self._ended(min(wait_slice(now - began), max(0.0, deadline - now))):
+            while not self._wait_slice(min(choose_wait_slice(now - began), max(0.0, deadline - now))):
                 now = time.monotonic()
                 if timeout is not None and now >= deadline:
                     running = self._engine.describe("running")
@@ -122,7 +122,7 @@ class Handle:
         finally:
             self._pending.waiters -= 1
         if self._status not in (None, Status.OK):
-            raise _native.error_of(self._status, self._message)
+            raise _native.make_error(self._status, self._message)
 
     def gathered(self, tensor: int = 0) -> Gathered:
         """Wait for an allgather or alltoall and return its result, the same object each time. Raise as `wait` does.
@@ -224,7 +224,7 @@ class Handle:
         self.wait()
         return self._engine.ranks[self._last_joined]
 
-    def _ended(self, seconds: float) -> bool:
+    def _wait_slice(self, seconds: float) -> bool:
         if self._status is None:
             self._settle(self._engine.wait(self._number, seconds))
         return self._status is not None
@@ -234,7 +234,7 @@ class Handle:
         if status is Status.IN_PROGRESS:
             return
         # The text belongs to this thread's last call: fetch it before any other call.
-        message = "" if status is Status.OK else _native.last_error()
+        message = "" if status is Status.OK else _native.get_last_error()
         with self._lock:
             if self._status is not None:
                 return
@@ -252,18 +252,18 @@ class Handle:
             # Last: an interrupt before this line costs a little memory, not the outcome.
             self._engine.release(self._number)
             if self._stream is not None:
-                self._engine.gpu.hold(keep, _native.error_of(status, message))
+                self._engine.gpu.hold(keep, _native.make_error(status, message))
             del keep  # and with it, perhaps, the plan, which must not be freed before the request
         self._engine.report_failure(status)
 
     def _take_results(self) -> None:
         if self._op in GATHERING and self._stream is not None:
-            self._rows = tuple(self._engine.result_rows(self._number, tensor) for tensor in range(self._tensors))
+            self._rows = tuple(self._engine.read_result_rows(self._number, tensor) for tensor in range(self._tensors))
         elif self._op in GATHERING:
             gathered = []
             for tensor in range(self._tensors):
                 address, count, rows = self._engine.take_result(self._number, tensor)
-                gathered.append(Gathered(_owned_memory(address, count), rows))
+                gathered.append(Gathered(_own_memory(address, count), rows))
             self._gathered = tuple(gathered)
         elif self._op is Op.JOIN:
             self._last_joined = self._engine.last_joined(self._number)
@@ -278,7 +278,7 @@ class Handle:
         return f"<Handle {self._op.name.lower()} {self.name!r}: {state}>"
 
 
-def _owned_memory(address: int, count: int) -> memoryview:
+def _own_memory(address: int, count: int) -> memoryview:
     """Return `count` bytes at `address` as writable memory that is freed when nothing refers to it any more."""
     if count == 0 or address == 0:
         if address:

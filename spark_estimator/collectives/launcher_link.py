@@ -28,9 +28,9 @@ from typing import Any
 
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous
-from spark_estimator.collectives.torch_variables import torch_variables
-from spark_estimator.env import become_another_rank
-from spark_estimator.errors import JobFailedError, without_links
+from spark_estimator.collectives.torch_variables import make_torch_variables
+from spark_estimator.env import set_rank_variables
+from spark_estimator.errors import JobFailedError, remove_links
 from spark_estimator.peer_json import parse_object
 
 READY, UPDATED, OVER, ROUND = "ready", "updated", "over", "round"
@@ -174,35 +174,35 @@ class LauncherLink:
         self._updates = 0
         self._over = False
 
-    def announced(self) -> bool:
+    def take_announcement(self) -> bool:
         """Return whether the launcher has announced, since the last call, that the job's ranks are about to change.
 
         Raises:
             JobFailedError: the launcher has ended.
         """
-        self._look()
+        self._read_frames()
         updates, self._updates = self._updates, 0
         return updates > 0
 
     def round_is_over(self) -> bool:
         """Return whether the launcher has reported a lost rank of the present round. Raises as `take_announcement`."""
-        self._look()
+        self._read_frames()
         return self._over
 
-    def _look(self) -> None:
+    def _read_frames(self) -> None:
         try:
             while (message := self._link.receive(wait=False)) is not None:
                 self._updates += message.get("kind") == UPDATED
                 self._over |= message.get("kind") == OVER
         except EOFError:
-            raise _launcher_gone() from None
+            raise _make_gone_error() from None
 
-    def leaves_because(self, error: BaseException) -> None:
+    def store_reason(self, error: BaseException) -> None:
         """Store what ended this round, for this process's next request to the launcher."""
-        self.why = without_links(str(error))
-        self.silent = silent_ranks(self.why)
+        self.why = remove_links(str(error))
+        self.silent = parse_silent_ranks(self.why)
 
-    def next_round(self, former: Rendezvous) -> Rendezvous:
+    def await_next_round(self, former: Rendezvous) -> Rendezvous:
         """Wait until the launcher has gathered the ranks of the next round. ``init()`` then joins that one.
 
         Args:
@@ -223,7 +223,7 @@ class LauncherLink:
                 while (message := self._link.receive(wait=True)) is not None and message.get("kind") != ROUND:
                     pass
             except (EOFError, OSError):
-                raise _launcher_gone() from None
+                raise _make_gone_error() from None
             assert message is not None
             coming = Rendezvous.from_json(str(message["rendezvous"]))
         except BaseException:
@@ -237,7 +237,7 @@ class LauncherLink:
         self.silent, self.why, self.commits, self._updates, self._over = (), "", 0, 0, False
         self.most_ranks = max(self.most_ranks, len(former.peers), len(coming.peers))
         host = coming.peers[coming.rank].host  # as the launcher calls it
-        become_another_rank(coming.topology, host, torch_variables(coming))
+        set_rank_variables(coming.topology, host, make_torch_variables(coming))
         rendezvous_module.set_current(coming)
         return coming
 
@@ -254,22 +254,22 @@ def link() -> LauncherLink | None:
     return _link
 
 
-def admitted(rendezvous: Rendezvous) -> Rendezvous:
+def await_admission(rendezvous: Rendezvous) -> Rendezvous:
     """Return the rendezvous to join by: `rendezvous`, or the launcher's next one if it started the process later."""
     global _link
     if _link is None:
         _link = LauncherLink(rendezvous.launcher_fd)
-    return _link.next_round(rendezvous) if rendezvous.awaited else rendezvous
+    return _link.await_next_round(rendezvous) if rendezvous.awaited else rendezvous
 
 
-def silent_ranks(text: str) -> tuple[int, ...]:
+def parse_silent_ranks(text: str) -> tuple[int, ...]:
     """Return the ranks that an error's text reports as silent or not connected; [ascending]."""
     absent = _ABSENT.search(text)
     ranks = _RANK.findall(absent[1]) if absent else _SILENT.findall(text)
     return tuple(sorted({int(rank) for rank in ranks}))
 
 
-def _launcher_gone() -> JobFailedError:
+def _make_gone_error() -> JobFailedError:
     return JobFailedError("the launcher of this elastic job has ended, so its present ranks are unknown.")
 
 

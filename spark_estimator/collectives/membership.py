@@ -16,21 +16,21 @@ from spark_estimator.collectives import pending
 from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.connections.connection import RankGroup
 from spark_estimator.collectives.connections.connector import Connections, Connector
-from spark_estimator.collectives.connections.plan import needed_descriptors
-from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
+from spark_estimator.collectives.connections.plan import count_descriptors
+from spark_estimator.collectives.cores import count_available_cores, decide_settings, find_affinity_core
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.collectives.gpu_libraries import libraries_for_engine
+from spark_estimator.collectives.gpu_libraries import find_libraries_for_engine
 from spark_estimator.collectives.process_set import ProcessSet, ProcessSets
 from spark_estimator.collectives.rendezvous import Topology, host_id
-from spark_estimator.collectives.ring_order import Ring, agreed_ring
+from spark_estimator.collectives.ring_order import Ring, agree_on_ring
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.observe import progress, timeline
-from spark_estimator.observe.stacks import StackReporter, current_stacks
-from spark_estimator.security.encryption import libcrypto_path
+from spark_estimator.observe.stacks import StackReporter, format_current_stacks
+from spark_estimator.security.encryption import find_libcrypto
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class EngineStarter:
@@ -49,7 +49,7 @@ class EngineStarter:
         self._round = 0 if connector is None else connector.next_round()
         self._settings = settings
         self._connecting = connecting
-        path = timeline.path_at_init(settings.timeline)
+        path = timeline.get_path_at_init(settings.timeline)
         #: The timeline that is being written: its path, and whether it marks cycles; None: none is.
         self.timeline = None if path is None else (path, settings.timeline_mark_cycles)
         self._ring: Ring | None = None  # of the job, once it is known
@@ -70,7 +70,9 @@ class EngineStarter:
                 connections = self._connector.connect_all(self._round, self._settings, group)
             try:
                 encrypted = self._connector is not None and self._connector.rendezvous.encrypted
-                config = _config(self._settings, topology, group, host, connections.segment_fd, encrypted=encrypted)
+                config = _make_config(
+                    self._settings, topology, group, host, connections.segment_fd, encrypted=encrypted
+                )
                 config.ranks_on_host = ranks_on_host  # of the job, whichever of its ranks the group has
                 config.overlay = connections.late is not None
             except BaseException:
@@ -92,7 +94,7 @@ class EngineStarter:
                 engine.order_ring(*self._ring.of(engine.ranks))
             if connections.late is not None:
                 connections.late.attach(engine)
-            reporter = StackReporter(engine.await_question, engine.answer, lambda: self._whereabouts(engine))
+            reporter = StackReporter(engine.await_question, engine.answer, lambda: self._describe_waits(engine))
         except BaseException:  # there is no thread left: the others must not wait for this rank
             engine.shutdown()
             raise
@@ -117,37 +119,40 @@ class EngineStarter:
         """
         if self._connector is None:
             return
-        self._ring = agreed_ring(job, self._connector.rendezvous.peers, self._settings)
+        self._ring = agree_on_ring(job, self._connector.rendezvous.peers, self._settings)
 
-    def needed_descriptors(self, ranks: Sequence[int]) -> int:
+    def count_descriptors(self, ranks: Sequence[int]) -> int:
         """Return how many file descriptors this rank needs for a group of these ranks, of which it is one."""
         if self._connector is None:
-            return descriptors.needed(len(ranks))
-        return needed_descriptors(self._connector.rendezvous, ranks, self._settings)
+            return descriptors.count_for_ranks(len(ranks))
+        return count_descriptors(self._connector.rendezvous, ranks, self._settings)
 
     def abandon_after_fork(self) -> None:
         """Close the connections of all engines in a forked child; every later use of one raises an error."""
-        for engine in self._engines():
+        for engine in self._list_engines():
             engine.abandon_after_fork()
 
-    def _engines(self) -> list[Engine]:
+    def _list_engines(self) -> list[Engine]:
         return [engine for reference in self._started if (engine := reference()) is not None]
 
-    def progress(self) -> tuple[int, float, str]:
+    def measure_progress(self) -> tuple[int, float, str]:
         """Return how many collectives were submitted, how long this rank has waited in one by now, and in which."""
-        engines = self._engines()
-        return (sum(engine.counter("requests") for engine in engines), *pending.longest_wait(engines, time.monotonic()))
+        engines = self._list_engines()
+        return (
+            sum(engine.read_counter("requests") for engine in engines),
+            *pending.find_longest_wait(engines, time.monotonic()),
+        )
 
-    def _whereabouts(self, asked: Engine) -> str:
+    def _describe_waits(self, asked: Engine) -> str:
         """Return the report of a rank that others wait for, sent to them and written to its own log.
 
         Args:
             asked: the engine whose coordinator has asked.
         """
-        waits = pending.description(self._engines(), time.monotonic())
+        waits = pending.describe_requests(self._list_engines(), time.monotonic())
         if asked.rank != 0:  # the coordinator's own answer is printed where it is
             _log.warning("other ranks are waiting for rank %d, this rank. %s", asked.global_rank, waits)
-        return f"{waits}\n{current_stacks()}"
+        return f"{waits}\n{format_current_stacks()}"
 
 
 class Membership:
@@ -176,16 +181,16 @@ class Membership:
         self._starter = starter
         self._numbers: dict[str, itertools.count[int]] = {}
         self.engine = starter.start(RankGroup.job(topology.size))
-        self.sets = ProcessSets(self.engine, starter.start, starter.needed_descriptors, settings.dynamic_process_sets)
+        self.sets = ProcessSets(self.engine, starter.start, starter.count_descriptors, settings.dynamic_process_sets)
         try:
             starter.order_rings(self.engine)
             self.sets.start(static)
         except BaseException:
             self.sets.shutdown()
             raise
-        self._progress_reporter = progress.reporter(starter.progress)
+        self._progress_reporter = progress.start_reporter(starter.measure_progress)
 
-    def next_number(self, kind: str) -> int:
+    def take_number(self, kind: str) -> int:
         """Return 0, 1, 2... for each kind of thing; for names that all ranks make alike."""
         return next(self._numbers.setdefault(kind, itertools.count()))
 
@@ -203,7 +208,7 @@ class Membership:
         """
         started: list[Engine] = []
         try:
-            for engine in self.sets.running():
+            for engine in self.sets.list_running():
                 start_timeline(engine, path, mark_cycles)
                 started.append(engine)
         except BaseException:
@@ -215,7 +220,7 @@ class Membership:
     def stop_timeline(self) -> None:
         """Completes the files. Does nothing when none are being written."""
         self._starter.timeline = None
-        for engine in self.sets.running():
+        for engine in self.sets.list_running():
             timeline.stop(engine)
 
     def shutdown(self) -> None:
@@ -234,11 +239,11 @@ def start_timeline(engine: Engine, path: str, mark_cycles: bool) -> None:
     timeline.start(engine, path, engine.global_rank, process_set=engine.process_set, mark_cycles=mark_cycles)
 
 
-def _config(
+def _make_config(
     settings: Settings, topology: Topology, group: RankGroup, host: str, segment_fd: int, *, encrypted: bool
 ) -> _native.Config:
-    decided = decisions(settings, topology, available_cores())
-    libraries = libraries_for_engine(settings)
+    decided = decide_settings(settings, topology, count_available_cores())
+    libraries = find_libraries_for_engine(settings)
     return _native.Config(
         struct_bytes=ctypes.sizeof(_native.Config),
         rank=topology.rank,
@@ -248,9 +253,9 @@ def _config(
         own_segment_fd=segment_fd,
         cache_capacity=settings.cache_capacity,
         overlap=decided["overlap"].value,
-        cores=available_cores(),
+        cores=count_available_cores(),
         hierarchical=decided["hierarchical_allreduce"].value,
-        affinity_core=affinity_core(settings, topology),
+        affinity_core=find_affinity_core(settings, topology),
         spin_microseconds=decided["spin_microseconds"].value,
         fusion_threshold_bytes=settings.fusion_threshold_bytes,
         start_timeout_seconds=settings.start_timeout_seconds,
@@ -260,14 +265,14 @@ def _config(
         silence_seconds=settings.silence_seconds,
         # The host as its launcher knows it; the process, which only it knows for certain.
         name=f"{host} (pid {os.getpid()})".encode(),
-        gpu_operations=_gpu_operations(settings, topology, encrypted),
+        gpu_operations=_choose_gpu_operations(settings, topology, encrypted),
         cuda_library=os.fsencode(libraries.cuda),
         nccl_library=os.fsencode(libraries.nccl),
-        crypto_library=os.fsencode(libcrypto_path()) if encrypted else None,
+        crypto_library=os.fsencode(find_libcrypto()) if encrypted else None,
     )
 
 
-def _gpu_operations(settings: Settings, topology: Topology, encrypted: bool) -> _native.GpuOperations:
+def _choose_gpu_operations(settings: Settings, topology: Topology, encrypted: bool) -> _native.GpuOperations:
     """Choose how GPU tensors are sent: between hosts of an encrypted job not by NCCL, which does not encrypt."""
     operations = _native.GpuOperations
     chosen = operations.__members__.get(settings.gpu_operations.upper(), operations.AUTO)

@@ -15,7 +15,7 @@ import cloudpickle
 
 from spark_estimator._native import DType, Op
 from spark_estimator.collectives import context
-from spark_estimator.collectives.ops import Tensor, kind_of_unnamed, run, whole_number
+from spark_estimator.collectives.ops import Tensor, kind_of_unnamed, run, to_whole_number
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.requests import gather_bytes
 from spark_estimator.errors import HorovodInternalError
@@ -42,15 +42,16 @@ def broadcast_object(
             cause.
     """
     _check_name("broadcast_object", name)
-    is_root = context.rank() == whole_number(root_rank)
-    payload, problem = _dumped(obj) if is_root else (b"", None)
+    is_root = context.rank() == to_whole_number(root_rank)
+    payload, problem = _dump(obj) if is_root else (b"", None)
     # The length is sent first, and -1 for a failure: the others wait for the root and must receive its error.
     length = ctypes.c_int64(-1 if problem else len(payload))
     _broadcast("length", name, ctypes.addressof(length), 1, DType.INT64, root_rank, process_set, length)
     if length.value < 0:
-        why = f" It has the type {type(obj).__qualname__}: {problem}" if problem else ""
+        detail = f" It has the type {type(obj).__qualname__}: {problem}" if problem else ""
         raise HorovodInternalError(
-            f"{_label('broadcast_object', name)}: the object of the root, rank {root_rank}, cannot be pickled.{why}"
+            f"{_format_label('broadcast_object', name)}: the object of the root, rank {root_rank}, cannot be "
+            f"pickled.{detail}"
         ) from problem
     buffer = ctypes.create_string_buffer(payload, length.value)
     _broadcast("data", name, ctypes.addressof(buffer), length.value, DType.UINT8, root_rank, process_set, buffer)
@@ -74,7 +75,7 @@ def allgather_object(
         HorovodInternalError: on every rank, when some rank cannot pickle its object; the text names the rank.
     """
     _check_name("allgather_object", name)
-    payload, problem = _dumped(obj)
+    payload, problem = _dump(obj)
     # A rank that cannot pickle takes part with nothing, which no pickle is, so that all learn of it.
     engine = context.engine(process_set)
     unnamed = kind_of_unnamed("allgather_object")
@@ -82,15 +83,15 @@ def allgather_object(
     failed = [rank for rank, pickled in zip(engine.ranks, pickles, strict=True) if not pickled]
     if failed:
         which = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
-        why = f" This rank's object has the type {type(obj).__qualname__}: {problem}" if problem else ""
+        detail = f" This rank's object has the type {type(obj).__qualname__}: {problem}" if problem else ""
         raise HorovodInternalError(
-            f"{_label('allgather_object', name)}: the object of {which} cannot be pickled.{why}"
+            f"{_format_label('allgather_object', name)}: the object of {which} cannot be pickled.{detail}"
         ) from problem
     return [pickle.loads(pickled) for pickled in pickles]  # noqa: S301  from ranks of this job
 
 
 def _broadcast(
-    part: str,
+    suffix: str,
     name: str | None,
     address: int,
     count: int,
@@ -101,7 +102,7 @@ def _broadcast(
 ) -> None:
     run(
         Op.BROADCAST,
-        kind_of_unnamed(f"broadcast_object.{part}") if name is None else f"{name}.{part}",
+        kind_of_unnamed(f"broadcast_object.{suffix}") if name is None else f"{name}.{suffix}",
         [Tensor(address, address, dtype, (count,))],
         root_rank=root_rank,
         process_set=process_set,
@@ -116,11 +117,11 @@ def _check_name(kind: str, name: object) -> None:
         raise TypeError(f"{kind}: name must be a string, not {reprlib.repr(name)}.")
 
 
-def _label(kind: str, name: str | None) -> str:
+def _format_label(kind: str, name: str | None) -> str:
     return kind if name is None else f"{kind} {name!r}"
 
 
-def _dumped(obj: Any) -> tuple[bytes, Exception | None]:
+def _dump(obj: Any) -> tuple[bytes, Exception | None]:
     """Return the pickle of `obj`, or nothing and the reason."""
     try:
         return cloudpickle.dumps(obj), None

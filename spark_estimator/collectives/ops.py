@@ -78,7 +78,7 @@ def submit(
     engine = context.engine(process_set)
     device, stream = gpu or _IN_HOST_MEMORY
     call = Call(
-        op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed, device, residues
+        op, name, reduce_op, prescale, postscale, _find_root(engine, op, root_rank), splits, unnamed, device, residues
     )
     return requests.submit(engine, call, tensors, keep, stream=stream)
 
@@ -117,7 +117,7 @@ def run(
     engine = context.engine(process_set)
     device, stream = gpu or _IN_HOST_MEMORY
     call = Call(
-        op, name, reduce_op, prescale, postscale, _root(engine, op, root_rank), splits, unnamed, device, residues
+        op, name, reduce_op, prescale, postscale, _find_root(engine, op, root_rank), splits, unnamed, device, residues
     )
     return requests.run(engine, call, tensors, keep, repeats=repeats, stream=stream)
 
@@ -146,7 +146,7 @@ def plan(
         keep: referenced as long as the plan; put the owners of the residues here.
     """
     engine = context.engine(process_set)
-    root = _root(engine, op, root_rank)
+    root = _find_root(engine, op, root_rank)
     call = Call(op, name, reduce_op, prescale, postscale, root, device=device, residues=tuple(residues))
     return Plan(engine, call, forms, keep)
 
@@ -185,14 +185,14 @@ def kind_of_unnamed(kind: str) -> str:
 
 def unnamed_number(kind: str) -> int:
     """Count calls without a name since `init` or the last `join`, for requests that need a name to be matched."""
-    return context.next_number(_UNNAMED + kind)
+    return context.take_number(_UNNAMED + kind)
 
 
-def _root(engine: Engine, op: Op, root_rank: int) -> int:
+def _find_root(engine: Engine, op: Op, root_rank: int) -> int:
     """Return the root's number in its group."""
     if op is not Op.BROADCAST:
         return 0
-    root = whole_number(root_rank)
+    root = to_whole_number(root_rank)
     if root is None or root not in engine.ranks:
         if engine.ranks[-1] >= engine.size:
             ranks = f"one of the ranks {list(engine.ranks)} of the set"
@@ -203,7 +203,7 @@ def _root(engine: Engine, op: Op, root_rank: int) -> int:
     return engine.ranks.index(root)
 
 
-def whole_number(value: object) -> int | None:
+def to_whole_number(value: object) -> int | None:
     """Return `value` as a whole number; None where it is none: a text, a fraction, several numbers."""
     try:
         return operator.index(value)  # type: ignore[arg-type]  # which is what it is asked

@@ -71,7 +71,7 @@ class DetachedRequests:
                 if stream is not None and engine.native.pointer is not None:
                     try:
                         if status is not Status.OK:
-                            raise _native.error_of(status, "")
+                            raise _native.make_error(status, "")
                         engine.await_on_stream(number, stream)
                     except Exception as error:  # no caller is left that would see it
                         engine.gpu.hold(keep, error)
@@ -84,7 +84,7 @@ class DetachedRequests:
         self._requests.clear()
 
 
-def description(engines: Iterable[Engine], now: float) -> str:
+def describe_requests(engines: Iterable[Engine], now: float) -> str:
     """Describe the collectives that this rank has submitted and that are not done, the oldest first.
 
     Args:
@@ -102,9 +102,9 @@ def description(engines: Iterable[Engine], now: float) -> str:
             (waiting if request.waiters else submitted).append((request.since, text))
     text = "It is not waiting in a collective."
     if waiting:
-        text = f"It is waiting for other ranks in {_oldest(waiting)}."
+        text = f"It is waiting for other ranks in {_describe_oldest(waiting)}."
     if submitted:
-        text += f" It has submitted, without waiting for the result: {_oldest(submitted)}."
+        text += f" It has submitted, without waiting for the result: {_describe_oldest(submitted)}."
     counted = _COUNTED.search(text)
     if counted is not None:
         text += (
@@ -114,7 +114,7 @@ def description(engines: Iterable[Engine], now: float) -> str:
     return text
 
 
-def longest_wait(engines: Iterable[Engine], now: float) -> tuple[float, str]:
+def find_longest_wait(engines: Iterable[Engine], now: float) -> tuple[float, str]:
     """Return how many seconds this rank has waited for others by now, and in which collective; (0, '') for none.
 
     Args:
@@ -136,6 +136,6 @@ def _is_done(engine: Engine, number: int) -> bool:
         return True
 
 
-def _oldest(requests: Sequence[tuple[float, str]]) -> str:
+def _describe_oldest(requests: Sequence[tuple[float, str]]) -> str:
     more = f" and {len(requests) - _SHOWN} more" if len(requests) > _SHOWN else ""
     return ", ".join(text for _, text in sorted(requests)[:_SHOWN]) + more

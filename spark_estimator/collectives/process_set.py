@@ -58,7 +58,7 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Return how many ranks it has; None while it is not registered."""
-        return len(self.ranks) if self._registered() else None
+        return len(self.ranks) if self._is_registered() else None
 
     def rank(self) -> int | None:
         """Return this process's number in the set; None while it is not registered.
@@ -66,7 +66,7 @@ class ProcessSet:
         Raises:
             ValueError: this process is not in the set.
         """
-        if not self._registered():
+        if not self._is_registered():
             return None
         if self._global_rank not in self.ranks:
             raise ValueError(f"rank {self._global_rank} is not in {self}.")
@@ -76,7 +76,7 @@ class ProcessSet:
         """Return whether this process is in the set, also before it is registered. Raises ValueError before
         ``init()``.
         """
-        if self._registered():
+        if self._is_registered():
             return self._global_rank in self.ranks
         return global_process_set.rank() in self.ranks
 
@@ -88,7 +88,7 @@ class ProcessSet:
         """Note that it is registered no more."""
         self.process_set_id = self._global_rank = None
 
-    def _registered(self) -> bool:
+    def _is_registered(self) -> bool:
         return self.process_set_id is not None
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class _GlobalProcessSet(ProcessSet):
     def invalidate(self) -> None:
         self.ranks, self._global_rank = [], None
 
-    def _registered(self) -> bool:
+    def _is_registered(self) -> bool:
         if self._global_rank is None:
             raise NotInitializedError
         return True
@@ -115,7 +115,7 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 
-def registered(process_set: object) -> ProcessSet:
+def check_registered(process_set: object) -> ProcessSet:
     """Return the argument, checked. Raises ValueError when it is no process set, or not registered."""
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set must be a ProcessSet, not {process_set!r}. {HOW_TO_REGISTER}")
@@ -162,11 +162,11 @@ class ProcessSets:
             ValueError: on all ranks: a set is invalid, or exists already.
             MismatchError: on all ranks: the ranks passed different sets.
         """
-        problem = next(filter(None, map(self._problem, static)), "")
+        problem = next(filter(None, map(self._find_problem, static)), "")
         wish = {"init": [process_set.ranks for process_set in static]}
-        self._agreement.reach(wish, problem, self._lacking(static), dynamic=self._dynamic)
+        self._agreement.reach(wish, problem, self._find_shortage(static), dynamic=self._dynamic)
         for process_set in static:
-            duplicate = self._duplicate(process_set)
+            duplicate = self._find_duplicate(process_set)
             if duplicate:
                 raise ValueError(f"init(process_sets=...): {duplicate}")
             self._register(process_set)
@@ -180,14 +180,14 @@ class ProcessSets:
             HorovodInternalError: on all ranks: its ranks could not connect, or one has no file descriptors left.
         """
         with self._changing:
-            problem = self._forbidden() or self._problem(process_set)
-            self._agreement.reach({"add": process_set.ranks}, problem, self._lacking([process_set]))
-            duplicate = self._duplicate(process_set)
+            problem = self._find_prohibition() or self._find_problem(process_set)
+            self._agreement.reach({"add": process_set.ranks}, problem, self._find_shortage([process_set]))
+            duplicate = self._find_duplicate(process_set)
             if duplicate:
                 raise ValueError(f"add_process_set: {duplicate}")
             self._register(process_set)
 
-    def group(
+    def make_group(
         self, ranks: Sequence[int], what: str, problem: str = "", timeout: timedelta | None = None
     ) -> Engine | None:
         """Make an engine for some of the ranks beside the sets, or return the job's for all. All ranks call it.
@@ -212,8 +212,10 @@ class ProcessSets:
         with self._changing:
             made = ProcessSet(ranks)
             is_job = made.ranks == list(self._job.ranks)
-            lacking = "" if is_job else self._lacking([made])
-            self._agreement.reach({"group": made.ranks}, problem or self._problem(made), lacking, timeout, what=what)
+            lacking = "" if is_job else self._find_shortage([made])
+            self._agreement.reach(
+                {"group": made.ranks}, problem or self._find_problem(made), lacking, timeout, what=what
+            )
             if is_job:
                 return self._job
             _, engine = self._connect(made)
@@ -246,7 +248,7 @@ class ProcessSets:
             return False  # at once, as in Horovod
         with self._changing:
             number = process_set.process_set_id if self._sets.get(process_set.process_set_id or 0) else None
-            self._agreement.reach({"remove": number or None}, self._forbidden())
+            self._agreement.reach({"remove": number or None}, self._find_prohibition())
             if not number:
                 return False
             engine = self.engines.pop(number)
@@ -290,20 +292,20 @@ class ProcessSets:
         """Return the registered sets' ranks, by their numbers."""
         return {number: list(process_set.ranks) for number, process_set in self._sets.items()}
 
-    def running(self) -> list[Engine]:
+    def list_running(self) -> list[Engine]:
         """Return the engines of the sets and groups that this rank is in, that of the job first."""
         return [engine for engine in [*self.engines.values(), *self._groups] if engine is not None]
 
     def shutdown(self) -> None:
         """End all sets, and with them the membership."""
-        for engine in reversed(self.running()):
+        for engine in reversed(self.list_running()):
             engine.shutdown()
         for process_set in self._sets.values():
             process_set.invalidate()
 
     # --- what all ranks do alike -------------------------------------------------------------------------------------
 
-    def _forbidden(self) -> str:
+    def _find_prohibition(self) -> str:
         if self._dynamic:
             return ""
         return (
@@ -311,7 +313,7 @@ class ProcessSets:
             "HOROVOD_DYNAMIC_PROCESS_SETS=1 or init(process_sets='dynamic')."
         )
 
-    def _problem(self, process_set: ProcessSet) -> str:
+    def _find_problem(self, process_set: ProcessSet) -> str:
         """Return what is wrong with a set, as far as one rank can determine alone; '' for nothing."""
         ranks = process_set.ranks
         if process_set.process_set_id is not None:
@@ -321,24 +323,24 @@ class ProcessSets:
         outside = [rank for rank in ranks if not 0 <= rank < self._job.size]
         if outside:
             last = self._job.size - 1
-            known = f"0 to {last}" if last else "which has only rank 0"
-            return f"ranks must be among those of the job, {known}: {ranks}."
+            valid_ranks = f"0 to {last}" if last else "which has only rank 0"
+            return f"ranks must be among those of the job, {valid_ranks}: {ranks}."
         if len(set(ranks)) < len(ranks):
             return f"ranks {ranks} contain a rank twice."
         return ""
 
-    def _duplicate(self, process_set: ProcessSet) -> str:
+    def _find_duplicate(self, process_set: ProcessSet) -> str:
         for number, other in self._sets.items():
             if other.ranks == process_set.ranks:
                 return f"a process set with the ranks {process_set.ranks} already exists, with the id {number}."
         return ""
 
-    def _lacking(self, process_sets: Sequence[ProcessSet]) -> str:
+    def _find_shortage(self, process_sets: Sequence[ProcessSet]) -> str:
         """Return what this process lacks to connect with the ranks of new sets, checked before other ranks wait for
         it.
         """
         own_sets = [process_set for process_set in process_sets if self._job.global_rank in process_set.ranks]
-        return descriptors.shortage(sum(self._needed_descriptors(process_set.ranks) for process_set in own_sets))
+        return descriptors.find_shortage(sum(self._needed_descriptors(process_set.ranks) for process_set in own_sets))
 
     def _register(self, process_set: ProcessSet) -> None:
         """Register a set on which all ranks of the job have agreed."""

@@ -15,17 +15,17 @@ Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
 
 
-def where(kind: str) -> str:
+def describe_call(kind: str) -> str:
     """Return the beginning of an error's text: the operation that the user called, and its rank."""
     return f"{kind} on rank {context.rank()}" if context.is_initialized() else kind
 
 
-def op_text(op: object) -> str:
+def describe_op(op: object) -> str:
     """Return a reduction as users write it, such as ``hvd.Min``; anything else as Python shows it."""
     return f"hvd.{op.name.title()}" if isinstance(op, ReduceOp) else repr(op)
 
 
-def request_name(kind: str, name: str | None) -> tuple[str, bool]:
+def make_request_name(kind: str, name: str | None) -> tuple[str, bool]:
     """Return the name that matches the ranks' requests, and whether it is the kind of requests without a name.
 
     A user may use one name for several kinds at the same time.
@@ -36,7 +36,7 @@ def request_name(kind: str, name: str | None) -> tuple[str, bool]:
     if name is None:
         return ops.kind_of_unnamed(kind), True
     if not isinstance(name, str):
-        raise TypeError(f"{where(kind)}: name must be a string, not {name!r}.")
+        raise TypeError(f"{describe_call(kind)}: name must be a string, not {name!r}.")
     return f"{kind}.{name}", False
 
 
@@ -52,7 +52,8 @@ def check_adasum(op: ReduceOp, size: int, kind: str) -> None:
     """
     if op is ReduceOp.ADASUM and size & (size - 1):
         raise NotImplementedError(
-            f"{where(kind)}: op=hvd.Adasum needs a power of two of ranks, but there are {size}; use hvd.Average."
+            f"{describe_call(kind)}: op=hvd.Adasum needs a power of two of ranks, but there are {size}; use "
+            "hvd.Average."
         )
 
 
@@ -69,7 +70,7 @@ def reduce_op(average: bool | None, op: int | None, stacklevel: int = 3) -> Redu
     """
     if average is not None:
         if op is not None:
-            raise ValueError(f"Pass either op={op_text(op)} or the deprecated average={average!r}, not both.")
+            raise ValueError(f"Pass either op={describe_op(op)} or the deprecated average={average!r}, not both.")
         # A reduction or a name, passed in this position, would count as True.
         operation: object = average
         if isinstance(operation, (str, ReduceOp)) or operation not in (True, False):

@@ -53,13 +53,13 @@ class PeerFacts:
         """Return whether the two can try to share memory: both on one host, each with a Unix socket."""
         return self.host_id == peer.host_id and bool(self.local_name and peer.local_name)
 
-    def named(self, pid: int = 0) -> str:
+    def describe(self, pid: int = 0) -> str:
         """Describe the rank for people. `pid` is its own process, where that is known."""
         process = f", pid {pid}" if pid else f", started as pid {self.pid}" if self.pid else ""
-        return f"rank {self.rank} (host {self.host}{process}, address {_bracketed(self.address)}:{self.port})"
+        return f"rank {self.rank} (host {self.host}{process}, address {_bracket(self.address)}:{self.port})"
 
     def __str__(self) -> str:
-        return self.named()
+        return self.describe()
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Rendezvous:
     @property
     def own_name(self) -> str:
         """Return this rank's name for people, by the process that asks."""
-        return self.peers[self.rank].named(os.getpid())
+        return self.peers[self.rank].describe(os.getpid())
 
     def to_json(self) -> str:
         """Return the whole value, key included, as one line: only for a pipe to the process that it is meant for."""
@@ -269,7 +269,7 @@ def host_id() -> str:
     return f"{boot or format(uuid.getnode(), '012x')}/{socket.gethostname()}"
 
 
-def local_rendezvous(
+def make_local_rendezvous(
     n: int, address: str = "127.0.0.1", *, encrypted: bool = False
 ) -> list[tuple[Rendezvous, Endpoint]]:
     """Make a new job of `n` ranks on this host: for each rank its process's rendezvous, and the sockets to inherit.
@@ -289,14 +289,14 @@ def local_rendezvous(
         for endpoint in endpoints:
             endpoint.close()
         raise
-    return job_of(endpoints, [endpoint.facts(rank) for rank, endpoint in enumerate(endpoints)], encrypted=encrypted)
+    return make_job(endpoints, [endpoint.facts(rank) for rank, endpoint in enumerate(endpoints)], encrypted=encrypted)
 
 
-def job_of(
+def make_job(
     endpoints: Sequence[Endpoint], peers: Sequence[PeerFacts], *, encrypted: bool = False
 ) -> list[tuple[Rendezvous, Endpoint]]:
     """Make a fresh job of ranks that listen at these endpoints, in rank order; in `make_local_rendezvous`' form."""
-    job_id, key = new_job_id(), new_key()
+    job_id, key = make_job_id(), make_key()
     return [
         (
             Rendezvous(
@@ -314,12 +314,12 @@ def job_of(
     ]
 
 
-def new_key() -> bytes:
+def make_key() -> bytes:
     """Make a fresh secret for one attempt of a job."""
     return secrets.token_bytes(KEY_BYTES)
 
 
-def new_job_id() -> str:
+def make_job_id() -> str:
     """Make a fresh name for one attempt of a job. Not secret."""
     return secrets.token_hex(8)
 
@@ -333,7 +333,7 @@ def set_current(rendezvous: Rendezvous | None) -> None:
     _current = rendezvous
 
 
-def current(rendezvous_fd: int | None = None) -> Rendezvous | None:
+def find_current(rendezvous_fd: int | None = None) -> Rendezvous | None:
     """Return this process's rendezvous: the one passed to `set_current`, else the one that the launcher wrote to
     `rendezvous_fd`.
 
@@ -384,5 +384,5 @@ def _read_offer(fd: int) -> Rendezvous:
     return rendezvous
 
 
-def _bracketed(address: str) -> str:
+def _bracket(address: str) -> str:
     return f"[{address}]" if ":" in address else address

@@ -18,7 +18,7 @@ from datetime import timedelta
 
 from spark_estimator import _native
 from spark_estimator._native import DType, Op
-from spark_estimator.collectives.call import Call, Form, Tensor, complaint, native_request
+from spark_estimator.collectives.call import Call, Form, Tensor, find_bad_argument, make_native_request
 from spark_estimator.collectives.engine import WAIT_SLICE_SECONDS, Engine
 from spark_estimator.collectives.handle import GATHERING, Handle
 from spark_estimator.errors import DuplicateNameError, ShutDownError
@@ -50,22 +50,22 @@ def submit(
         HorovodInternalError: the engine has failed or ended before.
     """
     if call.unnamed or not repeats:
-        return _submitted(engine, call, tensors, keep, stream)
-    forms = _forms(tensors)
-    known = _recalled(engine, call, call.name)
-    if isinstance(known, Plan) and known.suits(call, forms):
+        return _submit_new(engine, call, tensors, keep, stream)
+    forms = _list_forms(tensors)
+    remembered = _recall(engine, call, call.name)
+    if isinstance(remembered, Plan) and remembered.suits(call, forms):
         try:
-            handle = known.submit(*_addresses(tensors), keep, stream=stream)
+            handle = remembered.submit(*_list_addresses(tensors), keep, stream=stream)
         except DuplicateNameError:  # the error of the request names the tensor, not the plan
-            handle = _submitted(engine, call, tensors, keep, stream)
+            handle = _submit_new(engine, call, tensors, keep, stream)
     else:
-        handle = _submitted(engine, call, tensors, keep, stream)
-    _remember(engine, call, forms, call.name, known)
+        handle = _submit_new(engine, call, tensors, keep, stream)
+    _remember(engine, call, forms, call.name, remembered)
     return handle
 
 
-def _submitted(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, stream: int) -> Handle:
-    request = native_request(engine, call, tensors, stream)
+def _submit_new(engine: Engine, call: Call, tensors: Sequence[Tensor], keep: object, stream: int) -> Handle:
+    request = make_native_request(engine, call, tensors, stream)
     of = None if call.device is None else stream
     return Handle(engine, engine.submit(request), call.name, call.op, len(tensors), keep, of)
 
@@ -95,17 +95,17 @@ def run(
     Raises:
         As `submit` and ``Handle.wait`` do.
     """
-    forms = _forms(tensors)
+    forms = _list_forms(tensors)
     key = (call, *forms) if call.unnamed else call.name
-    known = _recalled(engine, call, key) if repeats else None
-    if isinstance(known, Plan) and known.suits(call, forms):
-        handle = known.run(*_addresses(tensors), keep, stream)
+    remembered = _recall(engine, call, key) if repeats else None
+    if isinstance(remembered, Plan) and remembered.suits(call, forms):
+        handle = remembered.run(*_list_addresses(tensors), keep, stream)
     else:
-        request = native_request(engine, call, tensors, stream)
+        request = make_native_request(engine, call, tensors, stream)
         number = c_int64()
         try:
             engine.run(request, number)
-            handle = _handle_of(engine, number, call, tensors, keep, stream)
+            handle = _make_handle(engine, number, call, tensors, keep, stream)
         except BaseException as error:
             _abandon(engine, number, call, keep, stream, error)
             raise
@@ -116,7 +116,7 @@ def run(
     elif call.device is not None:
         engine.gpu.log_path(engine)
     if repeats:
-        _remember(engine, call, forms, key, known)
+        _remember(engine, call, forms, key, remembered)
     return handle
 
 
@@ -133,22 +133,22 @@ def gather_bytes(
         timeout: for the wait; None: none.
     """
     call = Call(Op.ALLGATHER, name, unnamed=unnamed)
-    handle = run(engine, call, *_as_tensor(payload), repeats=False, timeout=timeout)
+    handle = run(engine, call, *_to_tensor(payload), repeats=False, timeout=timeout)
     assert handle is not None
-    return gathered_bytes(handle)
+    return fetch_bytes(handle)
 
 
 def submit_bytes(engine: Engine, name: str, payload: bytes) -> Handle:
     """Submit what `gather_bytes` does, without waiting: `fetch_bytes` gives the result of the handle."""
-    return submit(engine, Call(Op.ALLGATHER, name), *_as_tensor(payload), repeats=False)
+    return submit(engine, Call(Op.ALLGATHER, name), *_to_tensor(payload), repeats=False)
 
 
-def _as_tensor(payload: bytes) -> tuple[list[Tensor], object]:
+def _to_tensor(payload: bytes) -> tuple[list[Tensor], object]:
     buffer = ctypes.create_string_buffer(payload, max(1, len(payload)))
     return [Tensor(ctypes.addressof(buffer), 0, DType.UINT8, (len(payload),))], buffer
 
 
-def gathered_bytes(handle: Handle) -> list[memoryview]:
+def fetch_bytes(handle: Handle) -> list[memoryview]:
     """Return the bytes of each rank of the group; waits until the handle's allgather is done."""
     data, rows = handle.gathered()
     ends = list(itertools.accumulate(rows))
@@ -190,10 +190,10 @@ class Plan:
         self._engine = weakref.ref(engine)
         self.call = call
         self.forms = list(forms)
-        request = native_request(engine, call, [Tensor(0, 0, *form) for form in forms])
+        request = make_native_request(engine, call, [Tensor(0, 0, *form) for form in forms])
         made = c_void_p()
         library = self._native.library
-        status = library.se_plan_create(self._native.usable(), ctypes.byref(request), ctypes.byref(made))
+        status = library.se_plan_create(self._native.require_pointer(), ctypes.byref(request), ctypes.byref(made))
         _native.check(status, engine.global_rank)
         self._pointer = made.value
         self._inputs = (c_void_p * len(forms))()
@@ -217,7 +217,7 @@ class Plan:
             defer: no caller needs the result before this rank's next wait, so that the work may be left until then
                 where cores are scarce.
         """
-        engine = self._ready(inputs, outputs)
+        engine = self._prepare(inputs, outputs)
         flags = _native.DEFER if defer else 0
         keep = (self, keep)
         try:
@@ -236,20 +236,20 @@ class Plan:
         Returns: None if it is done: the result is in its outputs, and on a GPU the stream waits for it. Else a handle
         to wait for.
         """
-        engine = self._ready(inputs, outputs)
+        engine = self._prepare(inputs, outputs)
         try:
             inputs_at, outputs_at, number_at = self._places
             status = self._run(self._pointer, inputs_at, outputs_at, stream, WAIT_SLICE_SECONDS, number_at)
             if status == 0 and not self._number.value:
                 return None
             engine.check_run(status, self._number)
-            return _handle_of(engine, self._number, self.call, self.forms, (self, keep), stream)
+            return _make_handle(engine, self._number, self.call, self.forms, (self, keep), stream)
         except BaseException as error:
             _abandon(engine, self._number, self.call, (self, keep), stream, error)
             raise
 
-    def _ready(self, inputs: Addresses, outputs: Addresses) -> Engine:
-        self._native.usable()
+    def _prepare(self, inputs: Addresses, outputs: Addresses) -> Engine:
+        self._native.require_pointer()
         engine = self._engine()
         if engine is None:
             raise ShutDownError(f"{self.call.op.name.lower()} {self.call.name!r}: this rank has left the job.")
@@ -264,7 +264,7 @@ class Plan:
             self._native.library.se_plan_destroy(self._pointer)
 
 
-def _handle_of(
+def _make_handle(
     engine: Engine, number: c_int64, call: Call, tensors: Sequence[object], keep: object, stream: int
 ) -> Handle | None:
     if not number.value:
@@ -281,15 +281,15 @@ def _abandon(engine: Engine, number: c_int64, call: Call, keep: object, stream: 
         engine.gpu.hold(keep, error)
 
 
-def _addresses(tensors: Sequence[Tensor]) -> tuple[Addresses, Addresses]:
+def _list_addresses(tensors: Sequence[Tensor]) -> tuple[Addresses, Addresses]:
     return [tensor[0] for tensor in tensors], [tensor[1] for tensor in tensors]
 
 
-def _forms(tensors: Sequence[Tensor]) -> list[Form]:
+def _list_forms(tensors: Sequence[Tensor]) -> list[Form]:
     return [(tensor[2], tensor[3]) for tensor in tensors]
 
 
-def _recalled(engine: Engine, call: Call, key: object) -> object:
+def _recall(engine: Engine, call: Call, key: object) -> object:
     """Take out what `_remember` noted, while it is used: two threads must not write the addresses of one plan, and
     the most recently used plan is the last of the dict.
 
@@ -299,17 +299,17 @@ def _recalled(engine: Engine, call: Call, key: object) -> object:
     try:
         return engine.plans.pop(key, None)
     except TypeError as error:
-        raise complaint(engine, call) or error from None
+        raise find_bad_argument(engine, call) or error from None
 
 
-def _remember(engine: Engine, call: Call, forms: list[Form], key: object, known: object) -> None:
+def _remember(engine: Engine, call: Call, forms: list[Form], key: object, remembered: object) -> None:
     """Note a call; at its second use with the same form in a row a plan is made of it. A plan stays when a call of its
     name has another form, as that of a last batch."""
-    if not isinstance(known, Plan):
-        known = Plan(engine, call, forms) if known == (call, forms) else (call, forms)
+    if not isinstance(remembered, Plan):
+        remembered = Plan(engine, call, forms) if remembered == (call, forms) else (call, forms)
     if len(engine.plans) >= _REMEMBERED:
         # Another thread may remove one at the same time; if this fails, the dict has one more than the limit until the
         # next call.
         with suppress(RuntimeError, StopIteration):
             engine.plans.pop(next(iter(engine.plans)), None)
-    engine.plans[key] = known
+    engine.plans[key] = remembered

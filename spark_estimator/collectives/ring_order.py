@@ -30,10 +30,10 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.rendezvous import PeerFacts
 from spark_estimator.collectives.requests import gather_bytes, run
 from spark_estimator.env import RING_ORDER_VARIABLE, Settings
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.peer_json import parse_json
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 #: In a ring of three hosts all pairs are neighbours, in any order.
 LEAST_HOSTS = 4
@@ -74,22 +74,22 @@ class Ring(NamedTuple):
         return Ring(tuple(sorted(range(len(ranks)), key=lambda index: position[ranks[index]])), self.halves)
 
 
-def pair_rounds(hosts: int) -> list[list[Pair]]:
+def plan_pair_rounds(hosts: int) -> list[list[Pair]]:
     """Return all pairs of hosts, in rounds in which each host is in one pair at most; each pair is in one round.
 
     The order is that of the circle method for tournaments: host 0 keeps its place, and the others move on by one
     place a round.
     """
-    places = hosts + hosts % 2  # an odd number of hosts has one more place, whose partner pauses
+    slots = hosts + hosts % 2  # an odd number of hosts has one more place, whose partner pauses
     rounds = []
-    for turn in range(places - 1):
-        circle = [0, *((turn + place) % (places - 1) + 1 for place in range(places - 1))]
-        pairs = [sorted((circle[place], circle[-1 - place])) for place in range(places // 2)]
+    for turn in range(slots - 1):
+        circle = [0, *((turn + slot) % (slots - 1) + 1 for slot in range(slots - 1))]
+        pairs = [sorted((circle[slot], circle[-1 - slot])) for slot in range(slots // 2)]
         rounds.append([(low, high) for low, high in pairs if high < hosts])
     return rounds
 
 
-def agreed_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> Ring | None:
+def agree_on_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> Ring | None:
     """Set how rings pass through the ranks of a job, as rank 0's settings ask. All ranks call it.
 
     Args:
@@ -114,48 +114,48 @@ def agreed_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> 
         return None
     leaders = [ranks[0] for ranks in hosts]
     connects_late = is_overlay(range(job.size), settings)
-    obstacle = _obstacle(job, leaders, settings, connects_late=connects_late)
+    obstacle = _find_obstacle(job, leaders, settings, connects_late=connects_late)
     if obstacle:
         if job.rank == 0:
             _log.warning("%s=measured has no effect: %s", RING_ORDER_VARIABLE, obstacle)
         return None
-    costs = measured_costs(job, leaders)
+    costs = measure_costs(job, leaders)
     slowest = max(costs.values())
-    order = order_of(costs, len(hosts))
+    order = find_order(costs, len(hosts))
     by_rank, ordered = Ring(tuple(range(job.size))), Ring(tuple(rank for host in order for rank in hosts[host]))
     ring, reasons = by_rank, []
     if ordered != by_rank:
-        ring, ratio = _faster(job, by_rank, ordered, slowest)
+        ring, ratio = _choose_faster(job, by_rank, ordered, slowest)
         if ring == ordered:
             reasons.append(f"allreduces take {ratio:.0%} of their time in the order of ranks")
     if connects_late:
         # Without the ring, the comparison would connect each rank with each other one.
         ring = ring._replace(halves=ring == ordered and ordered != by_rank)
     else:
-        ring, ratio = _faster(job, ring, ring._replace(halves=True), slowest)
+        ring, ratio = _choose_faster(job, ring, ring._replace(halves=True), slowest)
         if ring.halves:
             reasons.append(f"with 16-bit floats, which take {ratio:.0%} of their time without")
     job.order_ring(ring.ranks, ring.halves)
     if job.rank == 0:
-        places = sorted(range(len(hosts)), key=lambda host: ring.ranks.index(leaders[host]))
-        names = ", ".join(peers[leaders[host]].host for host in places)
-        why = ", ".join(reasons) or "no other is clearly faster"
-        _log.info("rings pass through the hosts in the order %s: %s", names, why)
+        host_order = sorted(range(len(hosts)), key=lambda host: ring.ranks.index(leaders[host]))
+        names = ", ".join(peers[leaders[host]].host for host in host_order)
+        reason = ", ".join(reasons) or "no other is clearly faster"
+        _log.info("rings pass through the hosts in the order %s: %s", names, reason)
     return None if ring == by_rank else ring
 
 
-def _obstacle(job: Engine, leaders: Sequence[int], settings: Settings, *, connects_late: bool) -> str:
+def _find_obstacle(job: Engine, leaders: Sequence[int], settings: Settings, *, connects_late: bool) -> str:
     """Return why the links cannot be measured, a sentence; '' if they can. All ranks call it, and get the same."""
     if len(leaders) > MOST_HOSTS:
         return f"this job is on {len(leaders)} hosts, and it measures the links of {MOST_HOSTS} at most."
     # Each rank has neighbours in two rings, and the first one of a host exchanges bytes with those of the others.
     links = 4 + (len(leaders) - 1 if job.rank in leaders else 0)
-    lacking = descriptors.shortage(links * settings.connections) if connects_late else ""
+    lacking = descriptors.find_shortage(links * settings.connections) if connects_late else ""
     texts = [bytes(text).decode() for text in gather_bytes(job, _NAME, lacking.encode())]
     return next((f"on rank {rank} {text}" for rank, text in enumerate(texts) if text), "")
 
 
-def _faster(job: Engine, first: Ring, second: Ring, slowest: float) -> tuple[Ring, float]:
+def _choose_faster(job: Engine, first: Ring, second: Ring, slowest: float) -> tuple[Ring, float]:
     """Return the first of two rings, unless an allreduce in the second one is clearly faster. All ranks call it.
 
     It is one of float32, or of 16-bit floats if that is what the second one adds.
@@ -184,7 +184,7 @@ def _faster(job: Engine, first: Ring, second: Ring, slowest: float) -> tuple[Rin
     return (second if after <= (1 - LEAST_SAVED) * before else first), after / before
 
 
-def measured_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
+def measure_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
     """Measures how long each pair of hosts takes for a byte, in seconds; the same on all ranks, which all call it.
 
     Args:
@@ -193,7 +193,7 @@ def measured_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
     """
     own_host = leaders.index(job.rank) if job.rank in leaders else -1
     measured = {}
-    for pairs in pair_rounds(len(leaders)):
+    for pairs in plan_pair_rounds(len(leaders)):
         pair = next((pair for pair in pairs if own_host in pair), None)
         partner = None if pair is None else leaders[pair[0] + pair[1] - own_host]
         first = _exchange(job, partner, _FIRST_BYTES)
@@ -225,7 +225,7 @@ def _exchange(job: Engine, partner: int | None, count: int) -> float:
     return (time.perf_counter() - began) / max(count, *rows)
 
 
-def order_of(costs: Mapping[Pair, float], hosts: int) -> list[int]:
+def find_order(costs: Mapping[Pair, float], hosts: int) -> list[int]:
     """Return a short tour of all hosts; 0, 1, 2... if no other tour that is found saves a tenth.
 
     From a greedy tour, and from the hosts' own order, parts are reversed as long as that saves something (2-opt:
@@ -238,44 +238,44 @@ def order_of(costs: Mapping[Pair, float], hosts: int) -> list[int]:
     natural = list(range(hosts))
     if hosts < LEAST_HOSTS:
         return natural
-    ways = [_improved(way, costs) for way in (natural, _greedy(costs, hosts))]
-    best = min(ways, key=lambda way: cost_of(way, costs))
-    if cost_of(best, costs) > (1 - LEAST_SAVED) * cost_of(natural, costs):
+    tours = [_improve(tour, costs) for tour in (natural, _find_greedy_tour(costs, hosts))]
+    best = min(tours, key=lambda tour: sum_costs(tour, costs))
+    if sum_costs(best, costs) > (1 - LEAST_SAVED) * sum_costs(natural, costs):
         return natural
     return best if best[1] < best[-1] else [best[0], *reversed(best[1:])]
 
 
-def cost_of(order: Sequence[int], costs: Mapping[Pair, float]) -> float:
+def sum_costs(order: Sequence[int], costs: Mapping[Pair, float]) -> float:
     """Return the cost of all links together: from each host to the next, and from the last to the first."""
-    return sum(_between(costs, order[place - 1], order[place]) for place in range(len(order)))
+    return sum(_find_cost(costs, order[position - 1], order[position]) for position in range(len(order)))
 
 
-def _between(costs: Mapping[Pair, float], host: int, other: int) -> float:
+def _find_cost(costs: Mapping[Pair, float], host: int, other: int) -> float:
     return costs[min(host, other), max(host, other)]
 
 
-def _greedy(costs: Mapping[Pair, float], hosts: int) -> list[int]:
+def _find_greedy_tour(costs: Mapping[Pair, float], hosts: int) -> list[int]:
     """Return the tour from host 0 that always goes to the nearest host that is left, the lowest of equal ones."""
-    way, left = [0], list(range(1, hosts))
+    tour, left = [0], list(range(1, hosts))
     while left:
-        nearest = min(left, key=lambda host: _between(costs, way[-1], host))
-        way.append(nearest)
+        nearest = min(left, key=lambda host: _find_cost(costs, tour[-1], host))
+        tour.append(nearest)
         left.remove(nearest)
-    return way
+    return tour
 
 
-def _improved(way: list[int], costs: Mapping[Pair, float]) -> list[int]:
+def _improve(tour: list[int], costs: Mapping[Pair, float]) -> list[int]:
     """Reverses parts of a tour until that saves nothing. Host 0 stays the first."""
-    way = list(way)
-    least = 1e-9 * cost_of(way, costs)  # rounding is no saving
+    tour = list(tour)
+    least = 1e-9 * sum_costs(tour, costs)  # rounding is no saving
     improved = True
     while improved:
         improved = False
-        for low in range(1, len(way) - 1):
-            for high in range(low + 1, len(way)):
-                before, after = way[low - 1], way[(high + 1) % len(way)]
-                now = _between(costs, before, way[low]) + _between(costs, way[high], after)
-                if now - _between(costs, before, way[high]) - _between(costs, way[low], after) > least:
-                    way[low : high + 1] = reversed(way[low : high + 1])
+        for low in range(1, len(tour) - 1):
+            for high in range(low + 1, len(tour)):
+                before, after = tour[low - 1], tour[(high + 1) % len(tour)]
+                now = _find_cost(costs, before, tour[low]) + _find_cost(costs, tour[high], after)
+                if now - _find_cost(costs, before, tour[high]) - _find_cost(costs, tour[low], after) > least:
+                    tour[low : high + 1] = reversed(tour[low : high + 1])
                     improved = True
-    return way
+    return tour

@@ -21,7 +21,7 @@ NAMES = (
 )
 
 
-def torch_variables(rendezvous: Rendezvous) -> dict[str, str]:
+def make_torch_variables(rendezvous: Rendezvous) -> dict[str, str]:
     """Return the variables that torchrun would set for this rank.
 
     MASTER_PORT is the port at which rank 0 listens for its peers. Torch's own handler of ``env://`` fails there,

@@ -174,11 +174,11 @@ INSTEAD: dict[str, str] = {
 ROOTS = frozenset(name.partition(".")[0] for name in PACKAGES)
 
 
-def advice(old: str) -> str:
+def advise(old: str) -> str:
     """Return the replacement of a missing name `old` (dotted), and the available names of its package."""
-    known = old
-    while known and known not in INSTEAD:
-        known = known.rpartition(".")[0]
+    prefix = old
+    while prefix and prefix not in INSTEAD:
+        prefix = prefix.rpartition(".")[0]
     root = old.partition(".")[0]
     served = sorted(name for name in {*MODULES, *PACKAGES} if name.partition(".")[0] == root)
     parent, _, missing = old.rpartition(".")
@@ -186,5 +186,5 @@ def advice(old: str) -> str:
         # Perhaps ``from parent import missing``. The modules of all of Horovod would hide the answer.
         names = {name.rpartition(".")[2] for name in served if name.rpartition(".")[0] == parent}
         offered = ", ".join(sorted({*names, *PACKAGES[parent]}))
-        return f"{INSTEAD[known]}; {parent} has no name {missing!r} either (available: {offered})"
-    return f"{INSTEAD[known]} (available: {', '.join(served)})"
+        return f"{INSTEAD[prefix]}; {parent} has no name {missing!r} either (available: {offered})"
+    return f"{INSTEAD[prefix]} (available: {', '.join(served)})"

@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def when_imported(name: str, act: Callable[[str], None]) -> None:
+def call_when_imported(name: str, act: Callable[[str], None]) -> None:
     """Call ``act(name)`` when the module has been imported: now, or at the end of its import."""
     if is_imported(name):
         act(name)

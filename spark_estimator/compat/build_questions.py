@@ -164,11 +164,11 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
         reduce_ops: has the attributes Average and Sum.
     """
 
-    def chosen(op: Any, average: bool | None) -> Any:
+    def choose(op: Any, average: bool | None) -> Any:
         if op is not None and average is not None:
             raise ValueError("op and average can't be combined: give one of them.")
         if op is not None:
             return op
         return reduce_ops.Sum if average is False else reduce_ops.Average
 
-    return chosen
+    return choose

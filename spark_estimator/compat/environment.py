@@ -15,14 +15,14 @@ import sys
 from pathlib import Path
 
 from spark_estimator.compat.aliases import ROOTS
-from spark_estimator.compat.importer import real_package, shims_path
+from spark_estimator.compat.importer import find_real_package, shims_path
 
 PTH_NAME = "spark_estimator_compat.pth"
 #: Timeout, in seconds, of a new interpreter's import of the aliases; it usually takes less than a second.
 _CHECK_SECONDS = 60
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Make the command line of ``compat``."""
     command_line = argparse.ArgumentParser(
         prog="python -m spark_estimator compat",
@@ -37,14 +37,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one of the three verbs; return the exit status: 0, or 1 if the verb was refused or failed."""
-    verb = parser().parse_args(argv).verb
+    verb = make_parser().parse_args(argv).verb
     return {"enable": enable, "disable": disable, "status": status}[verb]()
 
 
 def enable() -> int:
     """Write the ``.pth`` file, prints its path, and checks it with a new interpreter. Return the exit status."""
     for root in sorted(ROOTS):
-        origin = real_package(root)
+        origin = find_real_package(root)
         # An installed petastorm is imported under its name, as the aliases are behind all installed packages.
         if origin is not None and root != "petastorm":
             print(
@@ -53,9 +53,9 @@ def enable() -> int:
                 "spark_estimator.compat.install(force=True) in the programs that should use spark_estimator."
             )
             return 1
-    target = next((folder for folder in site_folders() if os.access(folder, os.W_OK)), None)
+    target = next((folder for folder in list_site_folders() if os.access(folder, os.W_OK)), None)
     if target is None:
-        print(f"Refused: none of these folders is writable: {', '.join(map(str, site_folders()))}.")
+        print(f"Refused: none of these folders is writable: {', '.join(map(str, list_site_folders()))}.")
         return 1
     shims = Path(shims_path())
     # Relative if possible, so that the environment can be moved or copied into an image.
@@ -74,7 +74,7 @@ def enable() -> int:
 
 def disable() -> int:
     """Remove the files that `enable` wrote, if any. Return the exit status."""
-    files = written_files()
+    files = find_written_files()
     for file in files:
         try:
             file.unlink()
@@ -89,23 +89,23 @@ def disable() -> int:
 
 def status() -> int:
     """Print whether the aliases are enabled, by which file, and which real packages are installed."""
-    files = written_files()
+    files = find_written_files()
     print(f"aliases: {'enabled by ' + ', '.join(map(str, files)) if files else 'not enabled in this environment'}")
     for root in sorted(ROOTS):
-        origin = real_package(root)
+        origin = find_real_package(root)
         print(f"real {root}: {'installed at ' + origin if origin else 'not installed'}")
     return 0
 
 
-def site_folders() -> list[Path]:
+def list_site_folders() -> list[Path]:
     """Return the folders of this environment whose ``.pth`` files an interpreter reads at start, in that order."""
     folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     return [Path(folder) for folder in folders if os.path.isdir(folder)]
 
 
-def written_files() -> list[Path]:
+def find_written_files() -> list[Path]:
     """Return the files that `enable` has written for this environment."""
-    return [file for file in (folder / PTH_NAME for folder in site_folders()) if file.exists()]
+    return [file for file in (folder / PTH_NAME for folder in list_site_folders()) if file.exists()]
 
 
 def check_in_fresh_interpreter() -> str | None:

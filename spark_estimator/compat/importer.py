@@ -16,8 +16,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from spark_estimator.compat import tensorflow_v1 as old_tensorflow
-from spark_estimator.compat.aliases import MODULES, PACKAGES, ROOTS, VERSIONS, advice
-from spark_estimator.compat.unavailable import UNAVAILABLE, placeholder
+from spark_estimator.compat.aliases import MODULES, PACKAGES, ROOTS, VERSIONS, advise
+from spark_estimator.compat.unavailable import UNAVAILABLE, make_placeholder
 
 #: Attribute that marks alias packages, to distinguish them from the real ones.
 _MARK = "__spark_estimator_alias__"
@@ -42,7 +42,7 @@ class AliasLoader:
             # The import system returns the entry of sys.modules, so the alias is the module itself.
             sys.modules[old] = importlib.import_module(MODULES[old])
         elif old == "horovod.spark.lightning":
-            _restore_names_of_lightning()
+            _restore_lightning_names()
         elif old == "lightning_horovod":
             _name_its_strategy()
 
@@ -71,11 +71,11 @@ class AliasPackage(ModuleType):
         target = PACKAGES[self.__name__].get(name)
         sentence = UNAVAILABLE.get(self.__name__, {}).get(name)
         if sentence is not None:
-            self.__dict__[name] = placeholder(old, sentence)
+            self.__dict__[name] = make_placeholder(old, sentence)
             return self.__dict__[name]
         if target is None:
             text = f"module {self.__name__!r} has no attribute {name!r}"
-            raise AttributeError(text if name.startswith("__") else f"{text}: {advice(old)}")
+            raise AttributeError(text if name.startswith("__") else f"{text}: {advise(old)}")
         module, _, attribute = target.partition(":")
         value: object = getattr(importlib.import_module(module), attribute)
         self.__dict__[name] = value
@@ -106,11 +106,11 @@ class AliasFinder:
         if below:
             if not hasattr(sys.modules.get(root), _MARK):
                 return None
-        elif not self.force and real_package(root) is not None:
+        elif not self.force and find_real_package(root) is not None:
             return None
         if name not in MODULES and name not in PACKAGES:
             # Without `name=`: with it, `from horovod import tensorflow` would replace this message by a generic one.
-            raise ModuleNotFoundError(f"No module named {name!r}: {advice(name)}")
+            raise ModuleNotFoundError(f"No module named {name!r}: {advise(name)}")
         return ModuleSpec(name, AliasLoader(), is_package=name in PACKAGES)  # type: ignore[arg-type]  # duck-typed
 
 
@@ -148,7 +148,7 @@ def install(*, force: bool = False, lightning: bool = False, tensorflow_v1: bool
     sys.meta_path.insert(0, AliasFinder(force))
 
 
-def _restore_names_of_lightning() -> None:
+def _restore_lightning_names() -> None:
     """Restore names that clients of ``horovod.spark.lightning``, written for Lightning 1, expect."""
     try:
         importlib.import_module(_OLD_SPELLINGS).restore_names()
@@ -164,10 +164,10 @@ def _name_its_strategy() -> None:
         pass  # without Lightning: the strategy names what is missing
 
 
-def worker_variables() -> dict[str, str]:
+def make_worker_variables() -> dict[str, str]:
     """Return the variables by which workers of this process's jobs know its switches; see `install_as_driver`."""
     old_spellings = sys.modules.get(_OLD_SPELLINGS)
-    return {LIGHTNING_VARIABLE: "1"} if old_spellings is not None and old_spellings.installed() else {}
+    return {LIGHTNING_VARIABLE: "1"} if old_spellings is not None and old_spellings.is_installed() else {}
 
 
 def install_as_driver() -> None:
@@ -178,7 +178,7 @@ def install_as_driver() -> None:
             install(lightning=True)
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Return whether this process has the aliases by `install`."""
     return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)
 
@@ -203,7 +203,7 @@ def replace_shim(root: str) -> None:
     Args:
         root: such as "horovod". ``sys.modules[root]`` is the shim before, and the right module afterwards.
     """
-    spec = _real_spec(root)
+    spec = _find_real_spec(root)
     if spec is not None and spec.loader is not None:
         from importlib.util import module_from_spec  # imported here: it takes time and is seldom needed
 
@@ -215,15 +215,15 @@ def replace_shim(root: str) -> None:
     sys.modules[root] = AliasPackage(root)
 
 
-def real_package(root: str) -> str | None:
+def find_real_package(root: str) -> str | None:
     """Return the file of a real package (Horovod, ...); None if it is not installed. Imports nothing."""
-    spec = _real_spec(root)
+    spec = _find_real_spec(root)
     return spec.origin if spec is not None else None
 
 
 def real_horovod_present() -> bool:
     """Return whether the real Horovod is installed; it then takes precedence over the aliases."""
-    return real_package("horovod") is not None
+    return find_real_package("horovod") is not None
 
 
 def shims_path() -> str:
@@ -231,13 +231,13 @@ def shims_path() -> str:
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "shims")
 
 
-def autoload_path() -> str:
+def find_autoload_path() -> str:
     """Return the folder ``torch_autoload/`` to add to PYTHONPATH, so that torch calls this package at its import."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.join(package, "extensions", "process_group", "torch_autoload")
 
 
-def _real_spec(root: str) -> ModuleSpec | None:
+def _find_real_spec(root: str) -> ModuleSpec | None:
     path = [entry for entry in sys.path if not os.path.exists(os.path.join(entry or os.curdir, _SHIM_FILE))]
     for finder in sys.meta_path:
         if isinstance(finder, AliasFinder) or not hasattr(finder, "find_spec"):

@@ -1,7 +1,7 @@
 """Gives scripts written for TensorFlow 1 its names, graphs and lack of eager execution at ``import tensorflow as tf``.
 
-TensorFlow 2 contains TensorFlow 1's API as ``tensorflow.compat.v1``. While this is installed, ``tensorflow`` has those
-names in the program's own files. In the files of installed packages, including TensorFlow and Keras, it stays
+TensorFlow 2 contains TensorFlow 1's API as ``tensorflow.compat.v1``. While this is installed, ``check_tensorflow`` has
+those names in the program's own files. In the files of installed packages, including TensorFlow and Keras, it stays
 TensorFlow 2, because some names differ in meaning between the two (``tf.Variable``, ``tf.summary.scalar``).
 
 With Keras 2 (``TF_USE_LEGACY_KERAS=1``), ``tf.keras`` and ``tensorflow.keras`` are those of TensorFlow 1, too, with
@@ -143,7 +143,7 @@ def _switch_to_v1(module: ModuleType) -> None:
     v1.disable_v2_behavior()
     base = type(module)
     _paths[id(module)] = list(module.__path__)
-    module.__path__[:] = [_with_keras_of_v1(folder) for folder in module.__path__]
+    module.__path__[:] = [_choose_keras_v1(folder) for folder in module.__path__]
     has_old_keras = module.__path__ != _paths[id(module)]
     if has_old_keras:
         _forget_keras()
@@ -162,7 +162,7 @@ def _switch_to_v1(module: ModuleType) -> None:
         except AttributeError:
             return base.__getattribute__(self, name)
 
-    def missing(self: ModuleType, name: str) -> Any:
+    def find_missing(self: ModuleType, name: str) -> Any:
         # TensorFlow 2's own lookup of lazily loaded names comes first, if it has one.
         late = getattr(base, "__getattr__", base.__getattribute__)
         try:
@@ -174,12 +174,12 @@ def _switch_to_v1(module: ModuleType) -> None:
                 raise AttributeError(f"{error}: {_CONTRIB}.") from None
             return estimator
 
-    methods: dict[str, Any] = {"__getattribute__": lookup, "__getattr__": missing}
+    methods: dict[str, Any] = {"__getattribute__": lookup, "__getattr__": find_missing}
     _classes[id(module)] = base
     module.__class__ = type(base.__name__, (base,), methods)
 
 
-def _with_keras_of_v1(folder: str) -> str:
+def _choose_keras_v1(folder: str) -> str:
     """Return a folder of ``tensorflow.__path__``, that of Keras 2 replaced by its names for TensorFlow 1."""
     parent, name = os.path.split(folder)
     is_keras_2 = name == "_v2" and os.path.basename(os.path.dirname(parent)) == "tf_keras"

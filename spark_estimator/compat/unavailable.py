@@ -182,7 +182,7 @@ for _sentence, _modules in _MODULES.items():
         UNAVAILABLE.setdefault(_module, {}).update(dict.fromkeys(_names, _sentence))
 
 
-def placeholder(old: str, sentence: str) -> type:
+def make_placeholder(old: str, sentence: str) -> type:
     """Make a class under an old name, so that programs can import it, and derive from it; a call of it raises.
 
     Args:

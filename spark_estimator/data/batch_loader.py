@@ -65,7 +65,7 @@ class AsyncDataLoaderMixin:
         thread = threading.Thread(target=self._read, args=(batches, stop), name="batch loader", daemon=True)
         thread.start()
         try:
-            while (batch := _next(batches, stop)) is not _END:
+            while (batch := _get_next(batches, stop)) is not _END:
                 if isinstance(batch, BaseException):
                     raise batch
                 yield self._process_batch(batch)
@@ -94,7 +94,7 @@ def _put(batches: queue.Queue[Any], batch: Any, stop: threading.Event) -> bool:
     return False
 
 
-def _next(batches: queue.Queue[Any], stop: threading.Event) -> Any:
+def _get_next(batches: queue.Queue[Any], stop: threading.Event) -> Any:
     """Return the next batch; `_END` if the pass has ended."""
     while not stop.is_set():
         try:

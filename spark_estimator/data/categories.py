@@ -18,7 +18,7 @@ import numpy
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.data.fields import Array, is_list, with_values
+from spark_estimator.data.fields import Array, is_list, replace_values
 from spark_estimator.errors import DataError
 
 #: The most ids of a column with a vocabulary: ranks and Spark's workers keep its values in memory.
@@ -56,7 +56,7 @@ class CategoryEncoder(ABC):
         """Return whether its values are texts; None: they may be texts or numbers."""
 
     @abstractmethod
-    def _id(self, value: bytes | int) -> int:
+    def _find_id(self, value: bytes | int) -> int:
         """Return the id of a value: a number, or a text in UTF-8."""
 
     @property
@@ -88,7 +88,7 @@ class CategoryEncoder(ABC):
                 f"Cast it to {to}."
             )
 
-    def ids(self, array: pyarrow.Array) -> pyarrow.Array:
+    def find_ids(self, array: pyarrow.Array) -> pyarrow.Array:
         """Return the ids of a column's values.
 
         Args:
@@ -101,12 +101,12 @@ class CategoryEncoder(ABC):
             DataError: the values are of another type than the categories.
         """
         if is_list(array.type):
-            return with_values(array, self.ids(array.flatten()))
-        encoded = self.keys(array).dictionary_encode()
-        ids = numpy.array([*map(self._id, encoded.dictionary.to_pylist()), 0], numpy.int64)
+            return replace_values(array, self.find_ids(array.flatten()))
+        encoded = self.find_keys(array).dictionary_encode()
+        ids = numpy.array([*map(self._find_id, encoded.dictionary.to_pylist()), 0], numpy.int64)
         return pyarrow.array(ids[pyarrow.compute.fill_null(encoded.indices, len(ids) - 1).to_numpy()])
 
-    def keys(self, array: pyarrow.Array) -> pyarrow.Array:
+    def find_keys(self, array: pyarrow.Array) -> pyarrow.Array:
         """Return [rows] the values as they are compared: int64, or texts in UTF-8; nulls are left.
 
         Raises:
@@ -127,8 +127,8 @@ class CategoryEncoder(ABC):
                     raise DataError(
                         f"column {self.name!r} holds a number that is no whole number of 64 bits: {error}"
                     ) from error
-        wanted = {True: "texts", False: "whole numbers", None: "texts or whole numbers"}[self.holds_texts]
-        raise DataError(f"column {self.name!r} is of type {kind}; its categories are {wanted}.")
+        expected = {True: "texts", False: "whole numbers", None: "texts or whole numbers"}[self.holds_texts]
+        raise DataError(f"column {self.name!r} is of type {kind}; its categories are {expected}.")
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ class Vocabulary(CategoryEncoder):
         keys = [value.encode("utf-8", "replace") if isinstance(value, str) else value for value in self.values]
         return {value: number for number, value in enumerate(keys, 1)}
 
-    def _id(self, value: bytes | int) -> int:
+    def _find_id(self, value: bytes | int) -> int:
         return self._known.get(value, 0)
 
-    def common_ids(self, other: Vocabulary) -> list[tuple[int, int]]:
+    def find_common_ids(self, other: Vocabulary) -> list[tuple[int, int]]:
         """Return the ids of each value that another vocabulary has, too: here, and there."""
         return [(number, other._known[value]) for value, number in self._known.items() if value in other._known]
 
@@ -194,7 +194,7 @@ class Hashing(CategoryEncoder):
     def holds_texts(self) -> None:
         return None
 
-    def _id(self, value: bytes | int) -> int:
+    def _find_id(self, value: bytes | int) -> int:
         return 1 + zlib.crc32(value if isinstance(value, bytes) else b"%d" % value) % (self.size - 1)
 
 
@@ -224,8 +224,8 @@ class Shared(CategoryEncoder):
         """See `CategoryEncoder.check`."""
         self.of.check(name, kind)
 
-    def _id(self, value: bytes | int) -> int:
-        return self.of._id(value)
+    def _find_id(self, value: bytes | int) -> int:
+        return self.of._find_id(value)
 
 
 class Uncounted(Hashing):
@@ -236,14 +236,14 @@ class Uncounted(Hashing):
         return self.size
 
 
-def encoders_of(categories: Mapping[str, Any] | None) -> dict[str, CategoryEncoder]:
+def make_encoders(categories: Mapping[str, Any] | None) -> dict[str, CategoryEncoder]:
     """Return encoders by column, of the parameter `categories` as `checks.check_categories` returns it."""
     entries = categories or {}
-    alone = {name: encoder_of(name, entry) for name, entry in entries.items() if not isinstance(entry, str)}
+    alone = {name: make_encoder(name, entry) for name, entry in entries.items() if not isinstance(entry, str)}
     return {name: alone[name] if name in alone else Shared(name, alone[entry]) for name, entry in entries.items()}
 
 
-def encoder_of(name: str, entry: Any) -> CategoryEncoder:
+def make_encoder(name: str, entry: Any) -> CategoryEncoder:
     """Return the encoder of an entry of the parameter `categories` that does not name another column.
 
     Args:
@@ -254,7 +254,7 @@ def encoder_of(name: str, entry: Any) -> CategoryEncoder:
     return Uncounted(name, entry) if isinstance(entry, int) else Vocabulary(name, tuple(entry))
 
 
-def with_largest_ids(batch: pyarrow.RecordBatch, sizes: Sequence[int]) -> pyarrow.RecordBatch:
+def set_largest_ids(batch: pyarrow.RecordBatch, sizes: Sequence[int]) -> pyarrow.RecordBatch:
     """Return a batch of ids whose first row has the largest id of each column, so that a trial shows an embedding's
     size.
 
@@ -262,7 +262,7 @@ def with_largest_ids(batch: pyarrow.RecordBatch, sizes: Sequence[int]) -> pyarro
         sizes: [columns] the numbers of ids; 0: the column is left as it is.
     """
     columns = [
-        _with_first(column, size - 1) if size else column for column, size in zip(batch.columns, sizes, strict=True)
+        _set_first(column, size - 1) if size else column for column, size in zip(batch.columns, sizes, strict=True)
     ]
     return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
@@ -274,9 +274,9 @@ def is_text(kind: str) -> bool:
     return kind.startswith(("string", "varchar", "char"))
 
 
-def _with_first(ids: pyarrow.Array, value: int) -> pyarrow.Array:
+def _set_first(ids: pyarrow.Array, value: int) -> pyarrow.Array:
     if is_list(ids.type):
-        return with_values(ids, _with_first(ids.flatten(), value))
+        return replace_values(ids, _set_first(ids.flatten(), value))
     numbers: Array = ids.to_numpy().copy()
     numbers[:1] = value
     return pyarrow.array(numbers)

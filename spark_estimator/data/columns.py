@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.categories import CategoryEncoder, is_text
-from spark_estimator.data.nulls import Nulls, policy_of
-from spark_estimator.data.quoting import quoted
+from spark_estimator.data.nulls import Nulls, get_policy
+from spark_estimator.data.quoting import quote
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -83,23 +83,23 @@ class Readable:
         from pyspark.sql import functions
 
         assert self.expression is not None, self.name
-        known = functions.when(self.expression.isin(0, 1), self.expression)
-        return known.cast("boolean").alias("marker")
+        valid = functions.when(self.expression.isin(0, 1), self.expression)
+        return valid.cast("boolean").alias("marker")
 
     @property
     def stored(self) -> Column:
         """Return its numbers as they are kept in files, under its name."""
         assert self.expression is not None, self.name
-        kept = self.expression.cast("double") if self.kind.startswith("decimal") else self.expression
-        return kept.alias(self.name)
+        expression = self.expression.cast("double") if self.kind.startswith("decimal") else self.expression
+        return expression.alias(self.name)
 
     def cast(self, dtype: str) -> Column:
         """Return the Spark expression of the column for a tensor of `dtype`."""
         assert self.expression is not None, self.name
-        spark_type = self.type_for(dtype)
+        spark_type = self.choose_type(dtype)
         return self.expression if spark_type == "binary" else self.expression.cast(spark_type)
 
-    def type_for(self, dtype: str) -> str:
+    def choose_type(self, dtype: str) -> str:
         """Return the Spark type of `cast`."""
         if self.kind == "binary":
             return "binary"
@@ -112,7 +112,7 @@ class Readable:
         return f"array<{spark_type}>" if self.is_array else spark_type
 
 
-def raw(schema: StructType, name: str) -> Readable:
+def make_raw(schema: StructType, name: str) -> Readable:
     """Return a column as it is, of any type, for a function of the user's; of vectors the values.
 
     Raises:
@@ -128,7 +128,7 @@ def raw(schema: StructType, name: str) -> Readable:
     return Readable(name, kind.typeName() == "array", "", column, kind.simpleString())
 
 
-def category(schema: StructType, name: str, encoder: CategoryEncoder) -> Readable:
+def make_category(schema: StructType, name: str, encoder: CategoryEncoder) -> Readable:
     """Return how a column of categories is read.
 
     Args:
@@ -146,7 +146,7 @@ def category(schema: StructType, name: str, encoder: CategoryEncoder) -> Readabl
     return Readable(name, is_array, "int64", functions.col(path), kind.simpleString(), ids=encoder.size)
 
 
-def readable(schema: StructType, name: str, decoded: bool = False) -> Readable:
+def make_readable(schema: StructType, name: str, decoded: bool = False) -> Readable:
     """Return how a column is read.
 
     Args:
@@ -169,7 +169,7 @@ def readable(schema: StructType, name: str, decoded: bool = False) -> Readable:
         return Readable(name, True, "float32", column, words)
     is_array = kind.typeName() == "array"
     element = kind.elementType if is_array else kind  # type: ignore[attr-defined]
-    dtype = _dtype(element.typeName(), name, words)
+    dtype = _choose_dtype(element.typeName(), name, words)
     turn = _NUMBERS_OF.get(element.typeName())
     if turn is not None:
         column = functions.transform(column, turn) if is_array else turn(column)
@@ -189,20 +189,20 @@ def cast_columns(columns: Sequence[Readable], dtypes: Sequence[str], nulls: Null
     cast = []
     for number, (column, dtype) in enumerate(zip(columns, dtypes, strict=True)):
         expression = column.cast(dtype)
-        policy = policy_of(nulls, column.name)
+        policy = get_policy(nulls, column.name)
         if not isinstance(policy, str) and not (column.is_array or column.ids or column.kind == "binary"):
-            known = expression if column.dtype == "int64" else functions.when(~functions.isnan(expression), expression)
-            expression = functions.coalesce(known, functions.lit(policy).cast(_SPARK_TYPES[dtype]))
+            finite = expression if column.dtype == "int64" else functions.when(~functions.isnan(expression), expression)
+            expression = functions.coalesce(finite, functions.lit(policy).cast(_SPARK_TYPES[dtype]))
         cast.append(expression.alias(f"c{number}"))
     return cast
 
 
-def dropping_columns(columns: Sequence[Readable], nulls: Nulls) -> list[str]:
+def find_dropping_columns(columns: Sequence[Readable], nulls: Nulls) -> list[str]:
     """Return the names in `cast_columns` of those in which null or NaN drops the row; in categories null drops none."""
     return [
         f"c{number}"
         for number, column in enumerate(columns)
-        if policy_of(nulls, column.name) == "drop" and not column.takes_nulls
+        if get_policy(nulls, column.name) == "drop" and not column.takes_nulls
     ]
 
 
@@ -230,11 +230,11 @@ def pack_columns(columns: Sequence[Column], kinds: Sequence[str]) -> tuple[list[
 
 def _find(schema: StructType, name: str) -> tuple[DataType, str]:
     """Return the type of a column, and how Spark's functions call it."""
-    places = _places(schema).get(name, [])
-    if len(places) > 1:
-        raise DataError(f"there are {len(places)} columns named {name!r}: rename all but one of them.")
-    if places:
-        return schema.fields[places[0]].dataType, quoted(name)
+    positions = _find_places(schema).get(name, [])
+    if len(positions) > 1:
+        raise DataError(f"there are {len(positions)} columns named {name!r}: rename all but one of them.")
+    if positions:
+        return schema.fields[positions[0]].dataType, quote(name)
     current: Any = schema
     path = []
     for part in name.split("."):
@@ -244,20 +244,20 @@ def _find(schema: StructType, name: str) -> tuple[DataType, str]:
                 + did_you_mean(name, schema.names)
             )
         current = current[part].dataType
-        path.append(quoted(part))
+        path.append(quote(part))
     return current, ".".join(path)
 
 
-def _places(schema: StructType) -> dict[str, list[int]]:
+def _find_places(schema: StructType) -> dict[str, list[int]]:
     """Return the numbers of columns by their names, which are asked for column by column."""
     global _last_places
-    known, places = _last_places
-    if known is not schema:
-        places = {}
+    last_schema, positions = _last_places
+    if last_schema is not schema:
+        positions = {}
         for number, name in enumerate(schema.names):
-            places.setdefault(name, []).append(number)
-        _last_places = schema, places
-    return places
+            positions.setdefault(name, []).append(number)
+        _last_places = schema, positions
+    return positions
 
 
 def check_names(frame: DataFrame, names: Iterable[str]) -> None:
@@ -270,9 +270,9 @@ def check_names(frame: DataFrame, names: Iterable[str]) -> None:
     Raises:
         DataError: the text names the columns.
     """
-    there = frame.columns
+    columns = frame.columns
     same_names: dict[str, list[str]] = {}
-    for column in there:
+    for column in columns:
         same_names.setdefault(column.lower(), []).append(column)
     for name in names:
         column = name if name in same_names.get(name.lower(), ()) else name.partition(".")[0]
@@ -299,30 +299,30 @@ def did_you_mean(name: str, there: Iterable[Any]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def _dtype(type_name: str, name: str, words: str) -> str:
+def _choose_dtype(type_name: str, name: str, words: str) -> str:
     if type_name in ("byte", "short", "integer", "long", "boolean", "date"):
         return "int64"
     if type_name in ("float", "double") or type_name.startswith("decimal"):
         return "float32"
     if type_name.startswith("timestamp"):
         return "float64"
-    raise DataError(f"column {name!r} has type {words}, {remedy(type_name)}")
+    raise DataError(f"column {name!r} has type {words}, {suggest_remedy(type_name)}")
 
 
-def _days(value: Column) -> Column:
+def _to_days(value: Column) -> Column:
     from pyspark.sql import functions
 
     return functions.datediff(value, functions.lit("1970-01-01").cast("date"))
 
 
-def _seconds(value: Column) -> Column:
+def _to_seconds(value: Column) -> Column:
     return value.cast("timestamp").cast("double")
 
 
 _NUMBERS_OF: dict[str, Callable[[Column], Column]] = {
-    "date": _days,
-    "timestamp": _seconds,
-    "timestamp_ntz": _seconds,
+    "date": _to_days,
+    "timestamp": _to_seconds,
+    "timestamp_ntz": _to_seconds,
     "boolean": lambda value: value.cast("int"),
 }
 
@@ -337,7 +337,7 @@ def check_decoded(name: str, kind: str) -> None:
         raise DataError(f"decoders refers to column {name!r} ({kind}), but decoders read binary columns.")
 
 
-def remedy(type_name: str) -> str:
+def suggest_remedy(type_name: str) -> str:
     """Return the remedy for a column whose type cannot be trained on, as the end of a sentence.
 
     Args:

@@ -31,7 +31,7 @@ class Decoder:
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
 
-    def arrays(self, column: pyarrow.Array, row: int = 0, source: str = "this rank's rows") -> tuple[Decoder, Array]:
+    def decode(self, column: pyarrow.Array, row: int = 0, source: str = "this rank's rows") -> tuple[Decoder, Array]:
         """Decode some rows.
 
         Args:
@@ -51,10 +51,10 @@ class Decoder:
             if value is None:
                 continue
             place = f"row {row + index} of {source}"
-            array = self._called(value, place)
+            array = self._call(value, place)
             if known.shape is None or known.dtype is None:
-                kept = kept_dtype(array.dtype, f"the decoder of column {self.name!r}")
-                known = replace(known, shape=known.shape or array.shape, dtype=known.dtype or kept)
+                dtype = choose_kept_dtype(array.dtype, f"the decoder of column {self.name!r}")
+                known = replace(known, shape=known.shape or array.shape, dtype=known.dtype or dtype)
             self._check(array, known, place)
             if result is None:
                 result = numpy.zeros((len(column), *array.shape), known.dtype)
@@ -63,14 +63,15 @@ class Decoder:
             result = numpy.zeros((len(column), *(known.shape or ())), known.dtype or "float32")
         return known, result
 
-    def _called(self, value: bytes, place: str) -> Array:
+    def _call(self, value: bytes, place: str) -> Array:
         try:
             return numpy.asarray(self.function(value))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
             raise DataError(
-                f"the decoder of column {self.name!r} failed in {place}, on {len(value)} bytes: {failure_text(error)}"
+                f"the decoder of column {self.name!r} failed in {place}, on {len(value)} bytes: "
+                f"{describe_failure(error)}"
             ) from error
 
     def _check(self, array: Array, known: Decoder, place: str) -> None:
@@ -88,7 +89,7 @@ class Decoder:
             )
 
 
-def kept_dtype(dtype: numpy.dtype[Any], what: str) -> str:
+def choose_kept_dtype(dtype: numpy.dtype[Any], what: str) -> str:
     """Return the type in which arrays that a function gave are kept: uint8 (which bool is, too), int64, float32 or
     float64.
 
@@ -107,14 +108,14 @@ def kept_dtype(dtype: numpy.dtype[Any], what: str) -> str:
     raise DataError(f"{what} returned arrays of {dtype}: numbers are needed.")
 
 
-def failure_text(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Return the error of a user's function, with its traceback from there on."""
     inside = error.__traceback__.tb_next if error.__traceback__ else None
     lines = "".join(traceback.format_exception(type(error), error, inside)).rstrip()
     return f"{type(error).__name__}: {error}\n{lines}"
 
 
-def lists_of(values: Array, valid: pyarrow.Array) -> pyarrow.Array:
+def to_lists(values: Array, valid: pyarrow.Array) -> pyarrow.Array:
     """Return [rows] of lists, from [rows, *shape]; of plain numbers if the shape is ().
 
     Args:

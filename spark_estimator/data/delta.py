@@ -19,8 +19,8 @@ from urllib.parse import unquote
 import pyarrow
 import pyarrow.parquet
 
-from spark_estimator.data.numbers import kind_of
-from spark_estimator.data.parquet_file import DataFile, local_form, naming
+from spark_estimator.data.numbers import get_kind
+from spark_estimator.data.parquet_file import DataFile, name_errors, to_local_form
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
 
@@ -76,7 +76,7 @@ def is_delta(folder: str, store: FilesystemStore) -> bool:
     return store.exists(f"{folder}/{LOG}")
 
 
-def table_files(folder: str, store: FilesystemStore) -> tuple[tuple[DataFile, ...], Mapping[str, str]]:
+def find_table_files(folder: str, store: FilesystemStore) -> tuple[tuple[DataFile, ...], Mapping[str, str]]:
     """Return the files of the table's last version, by path, and the kinds of all its columns, in the order of its
     schema.
 
@@ -86,7 +86,7 @@ def table_files(folder: str, store: FilesystemStore) -> tuple[tuple[DataFile, ..
     state = _read_log(folder, store)
     _check_features(folder, state)
     schema = json.loads(state.metadata["schemaString"])["fields"]
-    types = {column["name"]: _type_of(column["type"]) for column in schema}
+    types = {column["name"]: _to_arrow_type(column["type"]) for column in schema}
     partitions = list(state.metadata.get("partitionColumns") or ())
     result = []
     for path in sorted(state.files):
@@ -97,23 +97,23 @@ def table_files(folder: str, store: FilesystemStore) -> tuple[tuple[DataFile, ..
                 "table (REORG TABLE ... APPLY (PURGE)), or read it with Spark: fit(df), or df.write.parquet()."
             )
         name = unquote(path)
-        whole = local_form(name) if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:/|/", name) else f"{folder}/{name}"
-        file = DataFile.at(whole, store, int(added["size"]))
+        whole = to_local_form(name) if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:/|/", name) else f"{folder}/{name}"
+        file = DataFile.read(whole, store, int(added["size"]))
         values = dict(added.get("partitionValues") or {})
         constants = {
-            column: _partition_value(folder, column, values.get(column), types[column]) for column in partitions
+            column: _parse_partition_value(folder, column, values.get(column), types[column]) for column in partitions
         }
         missing = [column for column in types if column not in file.kinds and column not in constants]
         constants.update({column: pyarrow.scalar(None, types[column]) for column in missing if types[column]})
-        result.append(file.with_constants(constants))
-    kinds = {column: _kind_of(column, kind, result) for column, kind in types.items()}
+        result.append(file.add_constants(constants))
+    kinds = {column: _find_kind(column, kind, result) for column, kind in types.items()}
     return tuple(result), kinds
 
 
 def _read_log(folder: str, store: FilesystemStore) -> _State:
     names = [entry.path.rpartition("/")[2] for entry in store.entries(f"{folder}/{LOG}")]
     commits = sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
-    base, parts = _last_checkpoint(names)
+    base, parts = _find_last_checkpoint(names)
     if base is None and commits[:1] != [0] and any(".checkpoint." in name for name in names):
         raise DataError(
             f"{folder}/{LOG}: its checkpoints are of the V2 format, or incomplete, and cannot be read here; and the "
@@ -121,7 +121,7 @@ def _read_log(folder: str, store: FilesystemStore) -> _State:
         )
     state = _State()
     for name in parts:
-        for action in _of_checkpoint(f"{folder}/{LOG}/{name}", store):
+        for action in _read_checkpoint(f"{folder}/{LOG}/{name}", store):
             state.apply(action)
     first = 0 if base is None else base + 1
     newer = [version for version in commits if version >= first]
@@ -129,7 +129,7 @@ def _read_log(folder: str, store: FilesystemStore) -> _State:
         raise DataError(f"{folder}/{LOG} lacks versions: after {first} it has {newer[:5]}...: the table is damaged.")
     for version in newer:
         path = f"{folder}/{LOG}/{version:020}.json"
-        with naming(path):
+        with name_errors(path):
             for line in store.read(path).splitlines():
                 if line.strip():
                     state.apply(json.loads(line))
@@ -138,7 +138,7 @@ def _read_log(folder: str, store: FilesystemStore) -> _State:
     return state
 
 
-def _last_checkpoint(names: list[str]) -> tuple[int | None, list[str]]:
+def _find_last_checkpoint(names: list[str]) -> tuple[int | None, list[str]]:
     """Return the version of the last complete checkpoint, and its files."""
     parts: dict[tuple[int, int], list[str]] = {}
     for name in names:
@@ -151,12 +151,12 @@ def _last_checkpoint(names: list[str]) -> tuple[int | None, list[str]]:
     return last[0], sorted(parts[last])
 
 
-def _of_checkpoint(path: str, store: FilesystemStore) -> Iterator[dict[str, Any]]:
-    with naming(path), store.open(path) as raw:
+def _read_checkpoint(path: str, store: FilesystemStore) -> Iterator[dict[str, Any]]:
+    with name_errors(path), store.open(path) as raw:
         opened = pyarrow.parquet.ParquetFile(raw)
         names = opened.schema_arrow.names
-        wanted = [name for name in ("add", "metaData", "protocol", "sidecar") if name in names]
-        for batch in opened.iter_batches(columns=wanted):
+        columns = [name for name in ("add", "metaData", "protocol", "sidecar") if name in names]
+        for batch in opened.iter_batches(columns=columns):
             for row in batch.to_pylist(maps_as_pydicts="strict"):
                 if row.get("sidecar"):
                     raise DataError(f"{path} is a checkpoint of the V2 format. Read the table with Spark.")
@@ -180,29 +180,29 @@ def _check_features(folder: str, state: _State) -> None:
         )
 
 
-def _type_of(kind: Any) -> pyarrow.DataType | None:
+def _to_arrow_type(kind: Any) -> pyarrow.DataType | None:
     """Return the Arrow type of a column; None: it is found in the files alone."""
     if isinstance(kind, dict):
-        item = _type_of(kind["elementType"]) if kind.get("type") == "array" else None
+        item = _to_arrow_type(kind["elementType"]) if kind.get("type") == "array" else None
         return None if item is None else pyarrow.list_(item)
     if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", kind):
         return pyarrow.decimal128(int(match[1]), int(match[2]))
     return _TYPES.get(kind)
 
 
-def _kind_of(column: str, kind: pyarrow.DataType | None, files: list[DataFile]) -> str:
+def _find_kind(column: str, kind: pyarrow.DataType | None, files: list[DataFile]) -> str:
     if kind is not None:
-        return kind_of(kind)
+        return get_kind(kind)
     return next((file.kinds[column] for file in files if column in file.kinds), "struct")
 
 
-def _partition_value(folder: str, column: str, text: str | None, kind: pyarrow.DataType | None) -> pyarrow.Scalar:
+def _parse_partition_value(folder: str, column: str, text: str | None, kind: pyarrow.DataType | None) -> pyarrow.Scalar:
     """Return a value as the log writes it; the empty text is null."""
     if kind is None:
         raise DataError(f"{folder}: the partition column {column!r} has a type that is not known.")
     if text is None or text == "":
         return pyarrow.scalar(None, kind)
-    with naming(f"{folder}/{LOG}"):
+    with name_errors(f"{folder}/{LOG}"):
         if pyarrow.types.is_timestamp(kind):
             moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
             if kind.tz and moment.tzinfo is None:

@@ -77,7 +77,7 @@ class Field:
         return self.stored or self.dtype
 
 
-def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0, source: str = "this rank's rows") -> Array:
+def make_matrix(batch: pyarrow.RecordBatch, field: Field, row: int = 0, source: str = "this rank's rows") -> Array:
     """Return the rows of one batch as a matrix.
 
     Args:
@@ -90,12 +90,12 @@ def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0, source: st
     Raises:
         DataError: a value is missing, an array has another length, a number does not fit the type.
     """
-    side_by_side = _numbers_of_one_type(batch, field, row, source)
+    side_by_side = _make_matrix_of_one_type(batch, field, row, source)
     if side_by_side is not None:
         return side_by_side
     paddings = field.padding or (None,) * len(field.columns)
     pieces = [
-        _values(batch.column(column), _Wanted((name,), width, field.stored_dtype, padding, source), row)
+        _make_column_matrix(batch.column(column), _Wanted((name,), width, field.stored_dtype, padding, source), row)
         for name, column, width, padding in zip(field.names, field.columns, field.widths, paddings, strict=True)
     ]
     if len(pieces) == 1:
@@ -110,8 +110,8 @@ def matrix_of(batch: pyarrow.RecordBatch, field: Field, row: int = 0, source: st
     return whole
 
 
-def _numbers_of_one_type(batch: pyarrow.RecordBatch, field: Field, row: int, source: str) -> Array | None:
-    """`matrix_of` in one call of Arrow, for columns of numbers without nulls; None: these are not such columns."""
+def _make_matrix_of_one_type(batch: pyarrow.RecordBatch, field: Field, row: int, source: str) -> Array | None:
+    """`make_matrix` in one call of Arrow, for columns of numbers without nulls; None: these are not such columns."""
     if not _HAS_TENSORS or not len(set(field.columns)) == len(field.columns) == field.width > 1:
         return None
     columns = [batch.column(column) for column in field.columns]
@@ -122,10 +122,10 @@ def _numbers_of_one_type(batch: pyarrow.RecordBatch, field: Field, row: int, sou
         return None
     tensor = pyarrow.RecordBatch.from_arrays(columns, names=list(field.columns)).to_tensor()
     wanted = _Wanted(field.names, field.width, field.stored_dtype, None, source)
-    return _converted(tensor.to_numpy().reshape(-1), wanted, row, None).reshape(batch.num_rows, field.width)
+    return _convert(tensor.to_numpy().reshape(-1), wanted, row, None).reshape(batch.num_rows, field.width)
 
 
-def widths_of(batch: pyarrow.RecordBatch, columns: Sequence[str]) -> list[int | None]:
+def find_widths(batch: pyarrow.RecordBatch, columns: Sequence[str]) -> list[int | None]:
     """Values a row of each column; None where rows differ, or hold no array at all."""
     widths: list[int | None] = []
     for column in columns:
@@ -159,26 +159,26 @@ class _Wanted:
         """For messages about all of it."""
         return self.names[0]
 
-    def name_of(self, position: int) -> str:
+    def get_name(self, position: int) -> str:
         """Return the column of the value at this position, counted over the values of all rows."""
         return self.names[position % len(self.names)]
 
 
-def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
+def _make_column_matrix(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
     """[rows, width] of one column."""
     rows, name, width = len(array), wanted.name, wanted.width
     if array.null_count:
         # A column of nothing but nulls has no type.
         of_arrays = is_list(array.type) or width > 1
-        raise _null(name, wanted, row + _first(array.is_null()), of_arrays=of_arrays)
+        raise _make_null_error(name, wanted, row + _find_first(array.is_null()), of_arrays=of_arrays)
     lengths: Array | None = None
     if is_list(array.type):
-        array, stored = _opened(array)
+        array, stored = _split_lists(array)
         if not (stored == width).all():
             lengths = stored
             _check_lengths(lengths, wanted, row)
         if array.null_count:
-            at = row + _row_of(_first(array.is_null()), width, lengths)
+            at = row + _find_row(_find_first(array.is_null()), width, lengths)
             raise DataError(f"column {name!r} holds null inside of the array in row {at} of {wanted.source}.")
     elif width > 1 and rows:
         raise DataError(
@@ -186,7 +186,7 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
         )
     if pyarrow.types.is_boolean(array.type):
         array = array.cast(pyarrow.uint8())
-    values = _converted(array.to_numpy(zero_copy_only=False), wanted, row, lengths)
+    values = _convert(array.to_numpy(zero_copy_only=False), wanted, row, lengths)
     if lengths is None:
         return values.reshape(rows, width)
     padded = numpy.full((rows, width), wanted.padding, wanted.dtype)
@@ -194,7 +194,7 @@ def _values(array: pyarrow.Array, wanted: _Wanted, row: int) -> Array:
     return padded
 
 
-def _opened(lists: pyarrow.Array) -> tuple[pyarrow.Array, Array]:
+def _split_lists(lists: pyarrow.Array) -> tuple[pyarrow.Array, Array]:
     """Return the values of arrays, one after the other, and [rows] the arrays' lengths. None of them may be null."""
     if pyarrow.types.is_fixed_size_list(lists.type):
         return lists.flatten(), numpy.full(len(lists), lists.type.list_size)
@@ -202,7 +202,7 @@ def _opened(lists: pyarrow.Array) -> tuple[pyarrow.Array, Array]:
     return lists.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets[1:] - offsets[:-1]
 
 
-def _null(name: str, wanted: _Wanted, row: int, *, of_arrays: bool = False) -> DataError:
+def _make_null_error(name: str, wanted: _Wanted, row: int, *, of_arrays: bool = False) -> DataError:
     filling, policies = "df.fillna", "nulls='drop' or a number, such as nulls=0.0"
     if of_arrays:  # which df.fillna and numbers leave as they are
         filling = "functions.coalesce(column, functions.array()), and padding=0 for what is empty then"
@@ -232,7 +232,7 @@ def _check_lengths(lengths: Array, wanted: _Wanted, row: int) -> None:
     )
 
 
-def _converted(values: Array, wanted: _Wanted, row: int, lengths: Array | None) -> Array:
+def _convert(values: Array, wanted: _Wanted, row: int, lengths: Array | None) -> Array:
     dtype = wanted.dtype
     if values.dtype == numpy.dtype(dtype):
         return values
@@ -243,21 +243,21 @@ def _converted(values: Array, wanted: _Wanted, row: int, lengths: Array | None) 
         if wrong.any():
             at = int(wrong.argmax())
             raise DataError(
-                f"column {wanted.name_of(at)!r} holds whole numbers in the first rows, so its tensor is {dtype}; but "
-                f"row {row + _row_of(at, wanted.width, lengths)} of {wanted.source} holds {values[at].item()!r}."
+                f"column {wanted.get_name(at)!r} holds whole numbers in the first rows, so its tensor is {dtype}; but "
+                f"row {row + _find_row(at, wanted.width, lengths)} of {wanted.source} holds {values[at].item()!r}."
             )
         return converted
     converted = values.astype(dtype)
     if dtype == "uint8" and (converted != values).any():
         at = int((converted != values).argmax())
         raise DataError(
-            f"column {wanted.name_of(at)!r} holds pixels, 0 to 255, in the first rows; row "
-            f"{row + _row_of(at, wanted.width, lengths)} of {wanted.source} holds {values[at].item()!r}."
+            f"column {wanted.get_name(at)!r} holds pixels, 0 to 255, in the first rows; row "
+            f"{row + _find_row(at, wanted.width, lengths)} of {wanted.source} holds {values[at].item()!r}."
         )
     return converted
 
 
-def _row_of(position: int, width: int, lengths: Array | None) -> int:
+def _find_row(position: int, width: int, lengths: Array | None) -> int:
     """Return the row of a value, counted among the values of all rows."""
     if lengths is None:
         return position // max(1, width)
@@ -271,7 +271,7 @@ def is_list(kind: pyarrow.DataType) -> bool:
     )
 
 
-def with_values(lists: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
+def replace_values(lists: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
     """Arrays of the same lengths with other values; null where there is no array.
 
     Args:
@@ -285,6 +285,6 @@ def with_values(lists: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
     return pyarrow.compute.if_else(lists.is_valid(), result, pyarrow.scalar(None, result.type))
 
 
-def _first(mask: pyarrow.Array) -> int:
+def _find_first(mask: pyarrow.Array) -> int:
     """Return the index of the first true."""
     return int(numpy.asarray(mask).argmax())

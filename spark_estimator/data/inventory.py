@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from spark_estimator.data.materialize import MANIFEST, folders_of, manifest_of, prepared
+from spark_estimator.data.materialize import MANIFEST, find_data_set, find_folders, read_manifest
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
 
@@ -53,16 +53,16 @@ def data_sets(store: FilesystemStore) -> list[DataSet]:
     Raises:
         DataError: the store cannot be reached.
     """
-    return [_inspected(store, index, folder) for index, folder in folders_of(store).items()]
+    return [_inspect(store, index, folder) for index, folder in find_folders(store).items()]
 
 
-def _inspected(store: FilesystemStore, index: int | None, folder: str) -> DataSet:
+def _inspect(store: FilesystemStore, index: int | None, folder: str) -> DataSet:
     size = sum(entry.size or 0 for entry in store.entries(folder))
     rows: int | None = None
     manifest: dict[str, object] = {}
     try:
-        rows = prepared(store, folder).rows
-        manifest = manifest_of(store, folder) if store.exists(f"{folder}/{MANIFEST}") else {}
+        rows = find_data_set(store, folder).rows
+        manifest = read_manifest(store, folder) if store.exists(f"{folder}/{MANIFEST}") else {}
     except DataError:
         pass  # incomplete, or being written: it is listed nevertheless
     seconds, session = manifest.get("written"), manifest.get("session")

@@ -17,7 +17,7 @@ import pyarrow.compute
 
 from spark_estimator.data.categories import CategoryEncoder
 from spark_estimator.data.fields import Array, Field, is_list
-from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.data.numbers import get_kind, to_numbers
 from spark_estimator.data.row_encoder import RowEncoder, read_marks
 from spark_estimator.errors import DataError
 
@@ -69,15 +69,15 @@ class KeptRows(RowEncoder):
         assert self.then is not None
         return replace(self, then=self.then.with_categories(categories))
 
-    def numbers(
+    def to_numbers(
         self,
         batch: pyarrow.RecordBatch,
         row: int = 0,
         source: str = "this rank's rows",
         dtypes: Sequence[str] | None = None,
     ) -> pyarrow.RecordBatch:
-        """Return the rows' bytes; see `RowEncoder.numbers`."""
-        values = [_plain(batch.column(name)) for name in self.columns]
+        """Return the rows' bytes; see `RowEncoder.to_numbers`."""
+        values = [_to_plain(batch.column(name)) for name in self.columns]
         width = self.fields[0].width
         matrix = numpy.zeros((batch.num_rows, width), numpy.uint8)
         for number, items in enumerate(zip(*values, strict=True)):
@@ -100,12 +100,14 @@ class KeptRows(RowEncoder):
         """
         assert self.then is not None
         rows = [marshal.loads(row.data) for row in content]  # written by this job
-        columns = [_column([row[number] for row in rows], self.types[name]) for number, name in enumerate(self.columns)]
+        columns = [
+            _make_column([row[number] for row in rows], self.types[name]) for number, name in enumerate(self.columns)
+        ]
         raw = pyarrow.RecordBatch.from_arrays(columns, names=list(self.columns))
         return tuple(numpy.require(matrix, requirements="W") for matrix in self.then.encode(raw))
 
 
-def bytes_of_row(lengths: int, columns: int) -> int:
+def estimate_row_bytes(lengths: int, columns: int) -> int:
     """Return the most bytes of a row.
 
     Args:
@@ -115,11 +117,11 @@ def bytes_of_row(lengths: int, columns: int) -> int:
     return _ROW_BYTES + _VALUE_BYTES * columns + lengths
 
 
-def lengths_of(batch: pyarrow.RecordBatch) -> int:
+def find_longest_row(batch: pyarrow.RecordBatch) -> int:
     """Return the most bytes that the texts and arrays of one of these rows have."""
     total = numpy.zeros(batch.num_rows, numpy.int64)
     for array in batch.columns:
-        array = _numbers(array)
+        array = _to_numbers(array)
         if is_list(array.type):
             item_bytes = numpy.dtype(array.type.value_type.to_pandas_dtype()).itemsize
             lengths = pyarrow.compute.list_value_length(array).cast(pyarrow.int64())
@@ -141,28 +143,28 @@ def check_kept(name: str, kind: pyarrow.DataType) -> None:
     inner = kind.value_type if is_list(kind) else kind
     number = pyarrow.types.is_integer(inner) or pyarrow.types.is_floating(inner) or pyarrow.types.is_boolean(inner)
     time = pyarrow.types.is_temporal(kind) and not pyarrow.types.is_duration(kind)
-    vector = pyarrow.types.is_struct(kind) and kind_of(kind) == "vector"
+    vector = pyarrow.types.is_struct(kind) and get_kind(kind) == "vector"
     if not (number or time or vector or _is_text(kind) or pyarrow.types.is_decimal(kind)):
         raise DataError(
-            f"column {name!r} is of type {kind_of(kind)}, which a transformation_fn that takes rows can't receive: "
+            f"column {name!r} is of type {get_kind(kind)}, which a transformation_fn that takes rows can't receive: "
             "numbers, times, texts, bytes and arrays of numbers are possible."
         )
 
 
-def _numbers(array: pyarrow.Array) -> pyarrow.Array:
+def _to_numbers(array: pyarrow.Array) -> pyarrow.Array:
     if pyarrow.types.is_decimal(array.type) or pyarrow.types.is_struct(array.type):
-        return numbers_of(array)
+        return to_numbers(array)
     return array
 
 
-def read_back_as(kind: pyarrow.DataType) -> pyarrow.DataType:
+def get_read_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     """Return the type of a column that is read back: decimals are floats, and vectors arrays of floats."""
-    return _numbers(pyarrow.array([], kind)).type
+    return _to_numbers(pyarrow.array([], kind)).type
 
 
-def _plain(array: pyarrow.Array) -> list[Any]:
+def _to_plain(array: pyarrow.Array) -> list[Any]:
     """Return [rows] values that `marshal` writes."""
-    array = _numbers(array)
+    array = _to_numbers(array)
     kind = array.type
     if is_list(kind):
         dtype = kind.value_type.to_pandas_dtype()
@@ -176,7 +178,7 @@ def _plain(array: pyarrow.Array) -> list[Any]:
     return values
 
 
-def _column(values: list[Any], kind: pyarrow.DataType) -> pyarrow.Array:
+def _make_column(values: list[Any], kind: pyarrow.DataType) -> pyarrow.Array:
     if is_list(kind):
         dtype = kind.value_type.to_pandas_dtype()
         arrays = [None if value is None else numpy.frombuffer(value, dtype) for value in values]

@@ -25,7 +25,7 @@ _GREGORIAN_DAY = -141_427
 _ZONES_MICROSECOND = -2_208_988_800_000_000
 
 
-def legacy_columns(metadata: pyarrow.parquet.FileMetaData, columns: Sequence[str]) -> list[str]:
+def find_legacy_columns(metadata: pyarrow.parquet.FileMetaData, columns: Sequence[str]) -> list[str]:
     """Return those columns of a file, by name, whose dates or timestamps are in the Julian calendar.
 
     Args:

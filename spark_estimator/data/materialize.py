@@ -27,12 +27,12 @@ import pyarrow
 import pyarrow.parquet
 
 from spark_estimator.data.columns import Readable
-from spark_estimator.data.numbers import kind_of
-from spark_estimator.data.parquet import DataFiles, files_at
+from spark_estimator.data.numbers import get_kind
+from spark_estimator.data.parquet import DataFiles, find_files
 from spark_estimator.data.parquet_file import DataFile
-from spark_estimator.data.quoting import numbered, renamed
-from spark_estimator.errors import DataError, error_of_task
-from spark_estimator.log import logger
+from spark_estimator.data.quoting import number_columns, rename_columns
+from spark_estimator.errors import DataError, find_task_error
+from spark_estimator.log import get_logger
 from spark_estimator.store import FilesystemStore
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _FILE_RELATION = "org.apache.spark.sql.execution.datasources.LogicalRelation"
 _CONSTANT = ("LocalRelation", "Range", "OneRowRelation")
 _OF_THE_MOMENT = re.compile(r"current_|now\(|localtimestamp", re.IGNORECASE)
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ class _PartWriter:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         name = f"part-{partition:05d}-{secrets.token_hex(8)}.parquet"
-        reports = self._write(name, partition, (renamed(batch, self.names) for batch in batches if batch.num_rows))
+        reports = self._write(
+            name, partition, (rename_columns(batch, self.names) for batch in batches if batch.num_rows)
+        )
         yield pyarrow.RecordBatch.from_pydict({"report": pyarrow.array(reports, pyarrow.string())})
 
     def _write(self, name: str, partition: int, batches: Iterator[pyarrow.RecordBatch]) -> list[str]:
@@ -89,13 +91,13 @@ class _PartWriter:
             self._check_wanted()
             with self.store.open(path, "wb", make_folder=False) as file:
                 with pyarrow.parquet.ParquetWriter(file, first.schema, use_dictionary=False) as writer:
-                    held: list[pyarrow.RecordBatch] = []
+                    pending: list[pyarrow.RecordBatch] = []
                     for batch in itertools.chain([first], batches):
-                        held.append(batch)
-                        if sum(batch.nbytes for batch in held) >= _GROUP_BYTES:
-                            groups.append(_write_group(writer, held))
-                    if held:
-                        groups.append(_write_group(writer, held))
+                        pending.append(batch)
+                        if sum(batch.nbytes for batch in pending) >= _GROUP_BYTES:
+                            groups.append(_write_group(writer, pending))
+                    if pending:
+                        groups.append(_write_group(writer, pending))
                 size = file.tell()
                 file.flush()
                 with contextlib.suppress(io.UnsupportedOperation):  # another file system's file
@@ -108,7 +110,7 @@ class _PartWriter:
                 f"{path} {_NOT_WRITTEN} {socket.gethostname()} after {sum(groups)} rows: {type(error).__name__}: "
                 f"{error}"
             ) from error
-        kinds = {column.name: kind_of(column.type) for column in first.schema}
+        kinds = {column.name: get_kind(column.type) for column in first.schema}
         return [json.dumps({"partition": partition, "name": name, "size": size, "groups": groups, "kinds": kinds})]
 
     def _check_wanted(self) -> None:
@@ -119,14 +121,14 @@ class _PartWriter:
             )
 
 
-def _write_group(writer: Any, held: list[pyarrow.RecordBatch]) -> int:
-    table = pyarrow.Table.from_batches(held)
-    held.clear()
+def _write_group(writer: Any, batches: list[pyarrow.RecordBatch]) -> int:
+    table = pyarrow.Table.from_batches(batches)
+    batches.clear()
     writer.write_table(table, row_group_size=max(1, table.num_rows))
     return int(table.num_rows)
 
 
-def materialized(
+def materialize(
     frame: DataFrame, columns: Sequence[Readable], store: FilesystemStore, of_chance: bool = False
 ) -> DataFiles:
     """Return the columns of a DataFrame as files of the store: those that a fit before has written, or new ones.
@@ -142,19 +144,19 @@ def materialized(
         DataError: the store's folder is not the same for the driver and the executors.
     """
     distinct = list({column.name: column for column in columns}.values())
-    fingerprint = fingerprint_of(frame, distinct, of_chance)
-    there = folders_of(store)
-    for folder in there.values() if fingerprint is not None else ():
+    fingerprint = compute_fingerprint(frame, distinct, of_chance)
+    folders = find_folders(store)
+    for folder in folders.values() if fingerprint is not None else ():
         if not store.exists(f"{folder}/{MANIFEST}"):
             continue  # another program's, incomplete, or being written
-        if manifest_of(store, folder).get("fingerprint") == fingerprint:
+        if read_manifest(store, folder).get("fingerprint") == fingerprint:
             _log.info("the rows of this DataFrame are in %s already", folder)
-            return prepared(store, folder)
-    folder, mark = _claimed(store, there)
-    return _written(frame, distinct, store, folder, mark, fingerprint)
+            return find_data_set(store, folder)
+    folder, mark = _claim_folder(store, folders)
+    return _write_frame(frame, distinct, store, folder, mark, fingerprint)
 
 
-def folders_of(store: FilesystemStore) -> dict[int | None, str]:
+def find_folders(store: FilesystemStore) -> dict[int | None, str]:
     """Return the folders of training data in a store, by their numbers; that without one is None's, and the first.
 
     Raises:
@@ -180,7 +182,7 @@ def folders_of(store: FilesystemStore) -> dict[int | None, str]:
     return dict(sorted(result.items(), key=lambda item: -1 if item[0] is None else item[0]))
 
 
-def fingerprint_of(frame: DataFrame, columns: Sequence[Readable], of_chance: bool = False) -> str | None:
+def compute_fingerprint(frame: DataFrame, columns: Sequence[Readable], of_chance: bool = False) -> str | None:
     """Return a hash that is equal for equal rows; None for a plan whose rows may change.
 
     A plan has one if it uses neither random numbers nor the time, and reads files that have not changed or rows
@@ -211,7 +213,7 @@ def fingerprint_of(frame: DataFrame, columns: Sequence[Readable], of_chance: boo
             elif kind.rpartition(".")[2] not in _CONSTANT:
                 return None
         identity = [
-            _session_of(frame),
+            _get_session(frame),
             frame.semanticHash(),
             plan.canonicalized().toString(),
             frame.schema.json(),
@@ -226,7 +228,7 @@ def fingerprint_of(frame: DataFrame, columns: Sequence[Readable], of_chance: boo
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
-def _claimed(store: FilesystemStore, there: Collection[int | None]) -> tuple[str, str]:
+def _claim_folder(store: FilesystemStore, existing: Collection[int | None]) -> tuple[str, str]:
     """Return a new folder of training data that is this driver's alone, and its mark in it.
 
     Each driver writes its mark before it lists the folder. So of two that have chosen the same one, at least the
@@ -238,7 +240,7 @@ def _claimed(store: FilesystemStore, there: Collection[int | None]) -> tuple[str
     Raises:
         DataError: the store cannot be written.
     """
-    numbers = (index for index in itertools.chain([None], itertools.count()) if index not in there)
+    numbers = (index for index in itertools.chain([None], itertools.count()) if index not in existing)
     while True:
         folder = store.get_train_data_path(next(numbers))
         mark = f"{folder}/{_IN_THE_MAKING}{secrets.token_hex(8)}"
@@ -255,7 +257,7 @@ def _claimed(store: FilesystemStore, there: Collection[int | None]) -> tuple[str
             next(numbers)
 
 
-def _written(
+def _write_frame(
     frame: DataFrame,
     columns: Sequence[Readable],
     store: FilesystemStore,
@@ -263,7 +265,7 @@ def _written(
     mark: str,
     fingerprint: str | None,
 ) -> DataFiles:
-    chosen = frame.select(*numbered(column.stored for column in columns))
+    chosen = frame.select(*number_columns(column.stored for column in columns))
     writer = _PartWriter(store, folder, mark, tuple(column.name for column in columns))
     try:
         rows = chosen.mapInArrow(writer, "report string").collect()
@@ -271,7 +273,7 @@ def _written(
             raise DataError("the DataFrame has no rows.")
     except BaseException as error:
         _discard(store, folder, mark)
-        reason = error_of_task(error)
+        reason = find_task_error(error)
         if reason is None:
             raise
         text = str(reason.args[0])
@@ -283,14 +285,14 @@ def _written(
         "version": _VERSION,
         "fingerprint": fingerprint,
         "written": time.time(),
-        "session": _session_of(frame),
+        "session": _get_session(frame),
         "kinds": {column.name: column.kind for column in columns},
         "files": [{name: report[name] for name in ("name", "size", "groups", "kinds")} for report in reports],
     }
     store.write(f"{folder}/{MANIFEST}", json.dumps(manifest).encode())
     with contextlib.suppress(Exception):  # readers do not mind it
         store.remove(mark)
-    files = prepared(store, folder)
+    files = find_data_set(store, folder)
     _log.info("wrote %d rows in %d Parquet files to %s", files.rows, len(files.files), folder)
     return files
 
@@ -306,14 +308,14 @@ def _discard(store: FilesystemStore, folder: str, mark: str) -> None:
             store.remove(folder)
 
 
-def _session_of(frame: DataFrame) -> str | None:
+def _get_session(frame: DataFrame) -> str | None:
     """Return the id of the Spark application; None on Spark Connect, which does not report it."""
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         return None
     return str(frame.sparkSession.sparkContext.applicationId)
 
 
-def prepared(store: FilesystemStore, folder: str) -> DataFiles:
+def find_data_set(store: FilesystemStore, folder: str) -> DataFiles:
     """Return the data set in a folder: what a manifest lists, or all that Spark (or who writes ``_SUCCESS``) has put
     there.
 
@@ -321,9 +323,9 @@ def prepared(store: FilesystemStore, folder: str) -> DataFiles:
         DataError: there is none, it is incomplete, or its manifest is not one of this package.
     """
     if store.exists(f"{folder}/{MANIFEST}"):
-        return _listed(store, folder)
+        return _list_files(store, folder)
     if store.exists(f"{folder}/_SUCCESS"):
-        return files_at(folder, store)
+        return find_files(folder, store)
     raise DataError(
         f"{folder} holds no complete data: neither {MANIFEST}, which is written last, nor Spark's _SUCCESS is there. "
         "Write it with df.write.parquet(), or with fit(df) and materialize=True; what is there may be the rest of a "
@@ -331,7 +333,7 @@ def prepared(store: FilesystemStore, folder: str) -> DataFiles:
     )
 
 
-def manifest_of(store: FilesystemStore, folder: str) -> dict[str, Any]:
+def read_manifest(store: FilesystemStore, folder: str) -> dict[str, Any]:
     """Return the manifest of a data set, which was written after all of its files.
 
     Raises:
@@ -354,14 +356,14 @@ def manifest_of(store: FilesystemStore, folder: str) -> dict[str, Any]:
         raise DataError(f"{path} is not a manifest of spark_estimator: {error}. Remove the folder.") from error
 
 
-def _listed(store: FilesystemStore, folder: str) -> DataFiles:
-    manifest = manifest_of(store, folder)
-    there = {entry.path.rpartition("/")[2]: entry.size for entry in store.entries(folder)}
+def _list_files(store: FilesystemStore, folder: str) -> DataFiles:
+    manifest = read_manifest(store, folder)
+    sizes = {entry.path.rpartition("/")[2]: entry.size for entry in store.entries(folder)}
     files = []
     for file in manifest["files"]:
-        if there.get(file["name"]) != file["size"]:
+        if sizes.get(file["name"]) != file["size"]:
             has = (
-                "is not there" if file["name"] not in there else f"has {there[file['name']]} bytes, not {file['size']}"
+                "is not there" if file["name"] not in sizes else f"has {sizes[file['name']]} bytes, not {file['size']}"
             )
             raise DataError(
                 f"{folder}/{file['name']} {has}, so the data set is torn: remove the folder. (If it was just written: "

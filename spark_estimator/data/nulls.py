@@ -12,22 +12,22 @@ Nulls = NullPolicy | Mapping[str, NullPolicy]
 STATISTICS = ("mean", "median")
 
 
-def policy_of(nulls: Nulls, column: str) -> NullPolicy:
+def get_policy(nulls: Nulls, column: str) -> NullPolicy:
     """Return the policy of a column."""
     return nulls.get(column, "error") if isinstance(nulls, Mapping) else nulls
 
 
 def drops_rows(nulls: Nulls) -> bool:
     """Return whether a null drops a row in some column."""
-    return "drop" in _policies(nulls)
+    return "drop" in _get_policies(nulls)
 
 
 def has_statistics(nulls: Nulls) -> bool:
     """Return whether a statistic replaces nulls in some column."""
-    return not _policies(nulls).isdisjoint(STATISTICS)
+    return not _get_policies(nulls).isdisjoint(STATISTICS)
 
 
-def with_numbers(nulls: Nulls, numbers: Mapping[str, float]) -> Nulls:
+def set_numbers(nulls: Nulls, numbers: Mapping[str, float]) -> Nulls:
     """Return the policies with numbers for statistics; a statistic for all columns is that of the columns with a
     number.
     """
@@ -36,5 +36,5 @@ def with_numbers(nulls: Nulls, numbers: Mapping[str, float]) -> Nulls:
     return dict(numbers) if nulls in STATISTICS else nulls
 
 
-def _policies(nulls: Nulls) -> set[NullPolicy]:
+def _get_policies(nulls: Nulls) -> set[NullPolicy]:
     return set(nulls.values()) if isinstance(nulls, Mapping) else {nulls}

@@ -9,8 +9,8 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data.categories import CategoryEncoder
-from spark_estimator.data.columns import Readable, check_decoded, did_you_mean, remedy
-from spark_estimator.data.fields import Array, is_list, with_values
+from spark_estimator.data.columns import Readable, check_decoded, did_you_mean, suggest_remedy
+from spark_estimator.data.fields import Array, is_list, replace_values
 from spark_estimator.data.nulls import NullPolicy
 from spark_estimator.errors import DataError
 
@@ -37,7 +37,7 @@ _WHOLE = ("tinyint", "smallint", "int", "bigint", "boolean", "date")
 EXACT = ("tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "vector", "string", "binary")
 
 
-def kind_of(kind: pyarrow.DataType) -> str:
+def get_kind(kind: pyarrow.DataType) -> str:
     """Return an Arrow type in Spark's words, as ``simpleString`` has them: ``array<float>``; ``vector`` for Spark
     ML's.
     """
@@ -45,7 +45,7 @@ def kind_of(kind: pyarrow.DataType) -> str:
         names = [kind.field(number).name for number in range(kind.num_fields)]
         return "vector" if names == _VECTOR else "struct"
     if is_list(kind):
-        return f"array<{kind_of(kind.value_type)}>"
+        return f"array<{get_kind(kind.value_type)}>"
     if pyarrow.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     if pyarrow.types.is_timestamp(kind):
@@ -59,7 +59,7 @@ def is_exact(kind: str) -> bool:
     return element in EXACT and not (element == "vector" and kind != "vector")
 
 
-def readable_in(kinds: Mapping[str, str], name: str, decoded: bool = False) -> Readable:
+def make_file_readable(kinds: Mapping[str, str], name: str, decoded: bool = False) -> Readable:
     """Return how a column of files is read.
 
     Args:
@@ -69,7 +69,7 @@ def readable_in(kinds: Mapping[str, str], name: str, decoded: bool = False) -> R
     Raises:
         DataError: the column is missing, or its type cannot be trained on.
     """
-    kind = _kind(kinds, name)
+    kind = _get_column_kind(kinds, name)
     if kind == "vector":
         return Readable(name, True, "float32", None, kind)
     if decoded:
@@ -83,10 +83,12 @@ def readable_in(kinds: Mapping[str, str], name: str, decoded: bool = False) -> R
         return Readable(name, is_array, "float64", None, kind)
     if element in _WHOLE:
         return Readable(name, is_array, "int64", None, kind)
-    raise DataError(f"column {name!r} has type {kind}, {remedy('array' if is_array else element.split('(')[0])}")
+    raise DataError(
+        f"column {name!r} has type {kind}, {suggest_remedy('array' if is_array else element.split('(')[0])}"
+    )
 
 
-def category_in(kinds: Mapping[str, str], name: str, encoder: CategoryEncoder) -> Readable:
+def make_file_category(kinds: Mapping[str, str], name: str, encoder: CategoryEncoder) -> Readable:
     """Return what `columns.make_category` does, for a column of files.
 
     Args:
@@ -95,12 +97,12 @@ def category_in(kinds: Mapping[str, str], name: str, encoder: CategoryEncoder) -
     Raises:
         DataError: the column is missing, or does not hold such categories.
     """
-    kind = _kind(kinds, name)
+    kind = _get_column_kind(kinds, name)
     encoder.check(name, kind)
     return Readable(name, kind.startswith("array<"), "int64", None, kind, ids=encoder.size)
 
 
-def _kind(kinds: Mapping[str, str], name: str) -> str:
+def _get_column_kind(kinds: Mapping[str, str], name: str) -> str:
     if name not in kinds:
         raise DataError(
             f"there is no column {name!r}: the files have {', '.join(map(repr, kinds))}." + did_you_mean(name, kinds)
@@ -108,11 +110,11 @@ def _kind(kinds: Mapping[str, str], name: str) -> str:
     return kinds[name]
 
 
-def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
+def to_numbers(array: pyarrow.Array) -> pyarrow.Array:
     """Return a column's numbers, or arrays of numbers: days of dates, seconds of timestamps, the values of vectors."""
     kind = array.type
     if pyarrow.types.is_struct(kind):
-        return _values_of_vectors(array)
+        return _get_vector_values(array)
     if pyarrow.types.is_decimal(kind):
         return array.cast(pyarrow.float64())
     if pyarrow.types.is_date32(kind):
@@ -125,13 +127,13 @@ def numbers_of(array: pyarrow.Array) -> pyarrow.Array:
         if pyarrow.types.is_integer(element) or pyarrow.types.is_floating(element):
             return array  # without `flatten`, which takes 50 us, as long as the rest for some hundred rows
         inside = array.flatten()  # of those rows alone that are in this slice, and not null
-        numbers = numbers_of(inside)
+        numbers = to_numbers(inside)
         if numbers is not inside:
-            return with_values(array, numbers)
+            return replace_values(array, numbers)
     return array
 
 
-def without_nulls(batch: pyarrow.RecordBatch, rules: Sequence[tuple[NullPolicy, str]]) -> pyarrow.RecordBatch:
+def drop_nulls(batch: pyarrow.RecordBatch, rules: Sequence[tuple[NullPolicy, str]]) -> pyarrow.RecordBatch:
     """Return a batch as after `columns.cast_columns` and ``dropna`` in Spark: rows are dropped, or a number replaces
     nulls.
 
@@ -153,15 +155,15 @@ def without_nulls(batch: pyarrow.RecordBatch, rules: Sequence[tuple[NullPolicy, 
             if pyarrow.types.is_floating(column.type):
                 keep &= ~numpy.asarray(pyarrow.compute.fill_null(pyarrow.compute.is_nan(column), False))
         elif not isinstance(policy, str):
-            column = _nan_as_null(column)
+            column = _replace_nan(column)
             if column.null_count:
-                columns[number] = _filled(column, policy, dtype)
+                columns[number] = _fill_nulls(column, policy, dtype)
     if any(column is not earlier for column, earlier in zip(columns, before, strict=True)):
         batch = pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
     return batch if keep.all() else batch.filter(pyarrow.array(keep))
 
 
-def _nan_as_null(column: pyarrow.Array) -> pyarrow.Array:
+def _replace_nan(column: pyarrow.Array) -> pyarrow.Array:
     if not pyarrow.types.is_floating(column.type):
         return column
     is_nan = pyarrow.compute.fill_null(pyarrow.compute.is_nan(column), False)
@@ -170,7 +172,7 @@ def _nan_as_null(column: pyarrow.Array) -> pyarrow.Array:
     return pyarrow.compute.if_else(is_nan, pyarrow.scalar(None, column.type), column)
 
 
-def _filled(column: pyarrow.Array, number: float, dtype: str) -> pyarrow.Array:
+def _fill_nulls(column: pyarrow.Array, number: float, dtype: str) -> pyarrow.Array:
     """Return a column with a number in place of nulls; unchanged if it has arrays."""
     if pyarrow.types.is_nested(column.type) or pyarrow.types.is_binary(column.type):
         return column
@@ -182,15 +184,15 @@ def _filled(column: pyarrow.Array, number: float, dtype: str) -> pyarrow.Array:
     return pyarrow.compute.fill_null(column.cast(kind, safe=False), pyarrow.scalar(value.item()).cast(kind))
 
 
-def _values_of_vectors(array: pyarrow.Array) -> pyarrow.Array:
+def _get_vector_values(array: pyarrow.Array) -> pyarrow.Array:
     """Return Spark ML's vectors, dense and sparse, as lists of doubles."""
-    kinds = _integers(pyarrow.compute.struct_field(array, "type"), _DENSE)
+    kinds = _to_integers(pyarrow.compute.struct_field(array, "type"), _DENSE)
     values = pyarrow.compute.struct_field(array, "values")
     if (kinds == _DENSE).all():
         return values
     indices = pyarrow.compute.struct_field(array, "indices")
-    stored = _integers(pyarrow.compute.list_value_length(values), 0)
-    sizes = _integers(pyarrow.compute.struct_field(array, "size"), 0)
+    stored = _to_integers(pyarrow.compute.list_value_length(values), 0)
+    sizes = _to_integers(pyarrow.compute.struct_field(array, "size"), 0)
     widths = numpy.where(kinds == _DENSE, stored, sizes)
     offsets = numpy.concatenate([[0], numpy.cumsum(widths)])
     numbers: Array = values.flatten().to_numpy(zero_copy_only=False)
@@ -201,15 +203,15 @@ def _values_of_vectors(array: pyarrow.Array) -> pyarrow.Array:
     flat = numpy.zeros(offsets[-1])
     flat[offsets[row] + place] = numbers
     lists = pyarrow.LargeListArray.from_arrays(pyarrow.array(offsets, pyarrow.int64()), pyarrow.array(flat))
-    return _with_nulls_of(array, lists)
+    return _copy_nulls(array, lists)
 
 
-def _with_nulls_of(array: pyarrow.Array, lists: pyarrow.Array) -> pyarrow.Array:
+def _copy_nulls(array: pyarrow.Array, lists: pyarrow.Array) -> pyarrow.Array:
     if not array.null_count:
         return lists
     return pyarrow.compute.if_else(array.is_valid(), lists, pyarrow.scalar(None, lists.type))
 
 
-def _integers(array: pyarrow.Array, instead_of_null: int) -> Array:
+def _to_integers(array: pyarrow.Array, instead_of_null: int) -> Array:
     result: Array = pyarrow.compute.fill_null(array.cast(pyarrow.int64()), instead_of_null).to_numpy()
     return result

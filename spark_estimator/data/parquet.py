@@ -16,14 +16,14 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data import delta
-from spark_estimator.data.parquet_file import DataFile, local_form, some_rows, store_for
+from spark_estimator.data.parquet_file import DataFile, open_store, slice_rows, to_local_form
 from spark_estimator.data.rank import shares
-from spark_estimator.data.rank.spool import Spool, spooled
+from spark_estimator.data.rank.spool import Spool, write_spools
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.table_folders import check_outside_tables
 from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.store import FilesystemStore
-from spark_estimator.store.hadoop import default_filesystem
+from spark_estimator.store.hadoop import find_default_filesystem
 
 # How many arrays are read at a time to find their length.
 _ROWS_TO_MEASURE = 1 << 13
@@ -72,7 +72,9 @@ class DataFiles:
                     f"{file.kinds.get(column, 'not there')} in {file.path}: write them with one type."
                 )
 
-    def batches(self, columns: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
+    def read_batches(
+        self, columns: Sequence[str], rank: int, size: int, batch_rows: int
+    ) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of one rank's share, in the order of the files.
 
         Args:
@@ -84,13 +86,13 @@ class DataFiles:
         """
         pieces = [(number, group) for number, file in enumerate(self.files) for group in range(len(file.groups))]
         rows = [self.files[number].groups[group] for number, group in pieces]
-        ranges = shares.ranges(rows, size, rank)
+        ranges = shares.divide_ranges(rows, size, rank)
         for number, of_file in itertools.groupby(ranges, key=lambda part: pieces[part.piece][0]):
             file = self.files[number]
-            with file.opened(self.store) as opened:
+            with file.open_file(self.store) as opened:
                 for share in of_file:
-                    group = file.batches(opened, pieces[share.piece][1], columns, batch_rows)
-                    yield from some_rows(group, share.start, share.rows)
+                    group = file.read_group(opened, pieces[share.piece][1], columns, batch_rows)
+                    yield from slice_rows(group, share.start, share.rows)
 
 
 @dataclass(frozen=True)
@@ -114,22 +116,22 @@ class FileRows:
         Raises:
             DataError: a file, or a value in it, cannot be used.
         """
-        batches = self._batches(None, rank, size, self.encoder.batch_rows)
-        train, held = spooled(batches, self.encoder)
-        return train.spool(), held.spool()
+        batches = self._read_batches(None, rank, size, self.encoder.batch_rows)
+        train, marked = write_spools(batches, self.encoder)
+        return train.to_spool(), marked.to_spool()
 
-    def first_rows(self, dtypes: Sequence[str], count: int) -> pyarrow.RecordBatch:
+    def read_first_rows(self, dtypes: Sequence[str], count: int) -> pyarrow.RecordBatch:
         """Return at most `count` rows, as ``c0``, ``c1`` and so on; none if there are none.
 
         Args:
             dtypes: [columns] of their tensors.
         """
-        for batch in self._batches(dtypes, 0, 1, count):
+        for batch in self._read_batches(dtypes, 0, 1, count):
             if batch.num_rows:
                 return batch
         return pyarrow.RecordBatch.from_pydict({f"c{number}": [] for number in range(len(self.encoder.columns))})
 
-    def longest(self, dtypes: Sequence[str], columns: Sequence[str]) -> list[int]:
+    def find_longest(self, dtypes: Sequence[str], columns: Sequence[str]) -> list[int]:
         """Return the most values that a row's array has, in each of these of ``c0``, ``c1`` and so on. It reads all
         rows.
 
@@ -137,25 +139,25 @@ class FileRows:
             dtypes: as in `read_first_rows`.
         """
         most = [0] * len(columns)
-        for batch in self._batches(dtypes, 0, 1, _ROWS_TO_MEASURE):
+        for batch in self._read_batches(dtypes, 0, 1, _ROWS_TO_MEASURE):
             for index, column in enumerate(columns):
                 length = pyarrow.compute.max(pyarrow.compute.list_value_length(batch.column(column))).as_py()
                 most[index] = max(most[index], length or 0)
         return most
 
-    def _batches(
+    def _read_batches(
         self, dtypes: Sequence[str] | None, rank: int, size: int, batch_rows: int
     ) -> Iterator[pyarrow.RecordBatch]:
-        batches = self.files.batches(self.encoder.read, rank, size, batch_rows)
+        batches = self.files.read_batches(self.encoder.read, rank, size, batch_rows)
         return self.encoder.encode_batches(batches, batch_rows, dtypes)
 
 
-def _on_the_cluster(path: str) -> str:
+def _describe_cluster_path(path: str) -> str:
     """Return how a path without a scheme is written, where the cluster's default file system is not the local one."""
     if ":/" in path:
         return ""
     try:
-        root = default_filesystem(path, {})
+        root = find_default_filesystem(path, {})
     except PreflightError:  # it is
         return ""
     spelling = f"{root}{path}" if path.startswith("/") else f"{root}/..., with the whole path"
@@ -165,7 +167,7 @@ def _on_the_cluster(path: str) -> str:
     )
 
 
-def files_at(
+def find_files(
     paths: str | Sequence[str], store: FilesystemStore | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> DataFiles:
     """Return the Parquet files of a folder, of a Delta table's present version, or those that are named.
@@ -177,24 +179,24 @@ def files_at(
             whose metadata is not read.
     """
     written = [paths] if isinstance(paths, str) else paths
-    named = [local_form(path) for path in written]
+    named = [to_local_form(path) for path in written]
     if not named:
         raise DataError("no path of Parquet files was given.")
-    store = store or store_for(named[0], storage_options)
+    store = store or open_store(named[0], storage_options)
     result: list[DataFile] = []
     kinds: dict[str, str] = {}
     formats: dict[str, frozenset[str]] = {}
     for spelling, path in zip(written, named, strict=True):
         folder = store.get_full_path(path)
         if delta.is_delta(folder, store):
-            files, kinds_of_table = delta.table_files(folder, store)
+            files, kinds_of_table = delta.find_table_files(folder, store)
             result += files
             kinds.update(kinds_of_table)
             continue
         try:
             entries = store.entries(folder)
         except FileNotFoundError as error:
-            raise DataError(f"{path}: the file or folder does not exist.{_on_the_cluster(spelling)}") from error
+            raise DataError(f"{path}: the file or folder does not exist.{_describe_cluster_path(spelling)}") from error
         check_outside_tables(path, folder, entries, store, formats)
         for entry in entries:
             name = entry.path.rstrip("/").rpartition("/")[2]
@@ -206,7 +208,7 @@ def files_at(
                     + (", by the values of a column, which files below do not hold" if "=" in name else "")
                     + ": name the folders that hold files, or read it with Spark."
                 )
-            result.append(DataFile.at(entry.path, store, entry.size))
+            result.append(DataFile.read(entry.path, store, entry.size))
     if not result:
         raise DataError(f"{', '.join(named)}: there are no Parquet files.")
     return DataFiles(tuple(result), store, kinds)

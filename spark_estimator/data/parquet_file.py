@@ -14,8 +14,8 @@ from urllib.parse import unquote
 import pyarrow
 import pyarrow.parquet
 
-from spark_estimator.data.legacy_calendar import check_calendar, legacy_columns
-from spark_estimator.data.numbers import kind_of
+from spark_estimator.data.legacy_calendar import check_calendar, find_legacy_columns
+from spark_estimator.data.numbers import get_kind
 from spark_estimator.errors import DataError
 from spark_estimator.store import DBFSLocalStore, FilesystemStore, Store
 
@@ -49,13 +49,13 @@ class DataFile:
     constants: Mapping[str, pyarrow.Scalar] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, path: str, store: FilesystemStore, size: int | None = None) -> DataFile:
+    def read(cls, path: str, store: FilesystemStore, size: int | None = None) -> DataFile:
         """Read the footer of a file.
 
         Raises:
             DataError: it cannot be read, is no Parquet file, or two of its columns have one name.
         """
-        with naming(path), store.open(path) as raw:
+        with name_errors(path), store.open(path) as raw:
             if size is None:
                 size = raw.seek(0, 2)
                 raw.seek(0)
@@ -65,20 +65,20 @@ class DataFile:
             groups = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
         if len(set(names)) < len(names):
             raise DataError(f"{path} has two columns of one name: {', '.join(names)}.")
-        return cls(path, size, groups, {column.name: kind_of(column.type) for column in schema})
+        return cls(path, size, groups, {column.name: get_kind(column.type) for column in schema})
 
     @property
     def rows(self) -> int:
         """Return the number of rows."""
         return sum(self.groups)
 
-    def with_constants(self, constants: Mapping[str, pyarrow.Scalar]) -> DataFile:
+    def add_constants(self, constants: Mapping[str, pyarrow.Scalar]) -> DataFile:
         """Return the same file with columns that it does not hold itself; see `constants`."""
-        kinds = {name: kind_of(value.type) for name, value in constants.items()}
+        kinds = {name: get_kind(value.type) for name, value in constants.items()}
         return replace(self, kinds={**self.kinds, **kinds}, constants=dict(constants))
 
     @contextmanager
-    def opened(
+    def open_file(
         self, store: FilesystemStore, buffer_bytes: int = BUFFER_BYTES, footer: Any = None
     ) -> Iterator[pyarrow.parquet.ParquetFile]:
         """Yield the open file. Inside the block each error becomes a `DataError` that names the file.
@@ -90,7 +90,7 @@ class DataFile:
         Raises:
             DataError: it is not the file of this footer any more.
         """
-        with naming(self.path), store.open(self.path) as raw, _arrow_file(raw) as source:
+        with name_errors(self.path), store.open(self.path) as raw, _to_arrow_file(raw) as source:
             if footer is not None and source.seek(0, 2) != self.size:
                 raise DataError(f"{self.path} has changed: it had {self.size} bytes, and now has {source.tell()}.")
             opened = pyarrow.parquet.ParquetFile(
@@ -103,7 +103,7 @@ class DataFile:
                 )
             yield opened
 
-    def batches(
+    def read_group(
         self,
         opened: pyarrow.parquet.ParquetFile,
         group: int,
@@ -119,7 +119,7 @@ class DataFile:
             parallel: several threads decode, each a column at a time.
         """
         stored = [name for name in columns if name not in self.constants]
-        legacy = legacy_columns(opened.metadata, stored)
+        legacy = find_legacy_columns(opened.metadata, stored)
         for batch in opened.iter_batches(batch_rows, row_groups=[group], columns=stored, use_threads=parallel):
             check_calendar(self.path, legacy, batch)
             if not self.constants:
@@ -132,7 +132,7 @@ class DataFile:
             yield pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
-def _arrow_file(raw: Any) -> Any:
+def _to_arrow_file(raw: Any) -> Any:
     """Return a local file as Arrow opens it: it reads without Python's lock, and copies once less. Other files as
     they are.
     """
@@ -142,7 +142,7 @@ def _arrow_file(raw: Any) -> Any:
 
 
 @contextmanager
-def naming(path: str) -> Iterator[None]:
+def name_errors(path: str) -> Iterator[None]:
     """Turn each error inside the block into a `DataError` that names the file: Arrow raises any type on damage."""
     try:
         yield
@@ -154,14 +154,14 @@ def naming(path: str) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {str(error).strip(' .')}{advice}") from error
 
 
-def store_for(path: str, storage_options: Mapping[str, Any] | None = None) -> FilesystemStore:
+def open_store(path: str, storage_options: Mapping[str, Any] | None = None) -> FilesystemStore:
     """Return the store that opens a path: of this machine, of DBFS, or a URL that fsspec knows."""
     store = Store.create(path, **({"storage_options": dict(storage_options)} if storage_options else {}))
     assert isinstance(store, FilesystemStore)
     return store
 
 
-def local_form(path: str) -> str:
+def to_local_form(path: str) -> str:
     """Return a path as Spark has it, as this machine's programs have it: without ``file:``, and ``dbfs:/`` as
     ``/dbfs/``.
 
@@ -180,7 +180,7 @@ def local_form(path: str) -> str:
     return path
 
 
-def some_rows(batches: Iterator[pyarrow.RecordBatch], start: int, rows: int) -> Iterator[pyarrow.RecordBatch]:
+def slice_rows(batches: Iterator[pyarrow.RecordBatch], start: int, rows: int) -> Iterator[pyarrow.RecordBatch]:
     """Yield `rows` rows from `start` on of a stream of batches.
 
     Raises:

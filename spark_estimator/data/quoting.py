@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return the name of one column, or of one field, for ``functions.col`` and for schemas."""
     return f"`{name.replace('`', '``')}`"
 
 
-def numbered(columns: Iterable[Column]) -> list[Column]:
+def number_columns(columns: Iterable[Column]) -> list[Column]:
     """Return the columns as ``c0``, ``c1`` and so on, for ``mapInArrow``, which reads a name with dots as a path.
 
     See `rename_columns`.
@@ -24,7 +24,7 @@ def numbered(columns: Iterable[Column]) -> list[Column]:
     return [column.alias(f"c{number}") for number, column in enumerate(columns)]
 
 
-def renamed(batch: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.RecordBatch:
+def rename_columns(batch: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.RecordBatch:
     """Return the same columns under other names; all else of its schema stays."""
     fields = [field.with_name(name) for field, name in zip(batch.schema, names, strict=True)]
     return pyarrow.RecordBatch.from_arrays(batch.columns, schema=pyarrow.schema(fields))

@@ -8,22 +8,22 @@ from typing import Any
 import numpy
 import pyarrow
 
-from spark_estimator.data.decoding import failure_text
+from spark_estimator.data.decoding import describe_failure
 from spark_estimator.data.fields import Array
-from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.data.numbers import get_kind, to_numbers
 from spark_estimator.errors import DataError
 
 
-def rows_of(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> list[dict[str, Any]]:
+def to_rows(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> list[dict[str, Any]]:
     """Return [rows] what the function receives: numpy's scalars and arrays, texts and bytes by column; None for
     null.
     """
-    values = {name: _values(column) for name, column in columns.items()}
+    values = {name: _to_values(column) for name, column in columns.items()}
     count = len(next(iter(values.values()), []))
     return [{name: column[row] for name, column in values.items()} for row in range(count)]
 
 
-def called_by_row(
+def call_by_row(
     function: Callable[[Any], Any], rows: Sequence[dict[str, Any]], removed: Sequence[str], row: int
 ) -> dict[str, list[Any] | Array]:
     """Return [rows] of each name that the function returns: a list of arrays, or an array of numbers.
@@ -43,30 +43,30 @@ def called_by_row(
             raise
         except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a report
             raise DataError(
-                f"transformation_fn failed on row {row + index} of this rank's rows: {failure_text(error)}"
+                f"transformation_fn failed on row {row + index} of this rank's rows: {describe_failure(error)}"
             ) from error
         if not isinstance(result, Mapping):
             raise DataError(
                 f"transformation_fn returned a dict for the first row, and {type(result).__name__} for row "
                 f"{row + index} of this rank's rows."
             )
-        kept = {str(name): _value(value) for name, value in result.items() if name not in removed}
-        if results and kept.keys() != results[0].keys():
+        returned = {str(name): _to_value(value) for name, value in result.items() if name not in removed}
+        if results and returned.keys() != results[0].keys():
             raise DataError(
-                f"transformation_fn returned {', '.join(map(repr, kept))} for row {row + index} of this rank's rows, "
-                f"and {', '.join(map(repr, results[0]))} before: return the same names for all rows."
+                f"transformation_fn returned {', '.join(map(repr, returned))} for row {row + index} of this rank's "
+                f"rows, and {', '.join(map(repr, results[0]))} before: return the same names for all rows."
             )
-        results.append(kept)
+        results.append(returned)
     names = results[0] if results else {}
-    return {name: _together([result[name] for result in results]) for name in names}
+    return {name: _join_values([result[name] for result in results]) for name in names}
 
 
-def _values(column: pyarrow.Array | list[Array | None]) -> Sequence[Any]:
+def _to_values(column: pyarrow.Array | list[Array | None]) -> Sequence[Any]:
     if isinstance(column, list):
         return column
     kind = column.type
-    if pyarrow.types.is_decimal(kind) or (pyarrow.types.is_struct(kind) and kind_of(kind) == "vector"):
-        column = numbers_of(column)
+    if pyarrow.types.is_decimal(kind) or (pyarrow.types.is_struct(kind) and get_kind(kind) == "vector"):
+        column = to_numbers(column)
     nested = pyarrow.types.is_nested(column.type)
     if column.null_count and not nested:
         values: list[Any] = column.to_pylist()
@@ -75,7 +75,7 @@ def _values(column: pyarrow.Array | list[Array | None]) -> Sequence[Any]:
     return array
 
 
-def _value(value: Any) -> Any:
+def _to_value(value: Any) -> Any:
     """Return a returned value without a framework: tensors as arrays, those of no extent as numpy's scalars."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -85,7 +85,7 @@ def _value(value: Any) -> Any:
     return value
 
 
-def _together(values: list[Any]) -> list[Any] | Array:
+def _join_values(values: list[Any]) -> list[Any] | Array:
     if all(isinstance(value, (int, float, numpy.number, numpy.bool_)) for value in values):
         return numpy.array(values)
     return values

@@ -7,7 +7,7 @@ Order of events, for each batch:
 
 1. Bytes are decoded, and categories become ids.
 2. A training's transformation is called. Prediction has none.
-3. Dates, times, decimals and vectors become numbers (`numbers_of`).
+3. Dates, times, decimals and vectors become numbers (`to_numbers`).
 4. Nulls are replaced by a number, or their rows are dropped, or they stay.
 5. The columns of each field become a matrix [rows, width] of the field's type; shorter arrays are padded.
 
@@ -26,10 +26,10 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data.categories import CategoryEncoder
-from spark_estimator.data.decoding import Decoder, lists_of
-from spark_estimator.data.fields import Array, Field, is_list, matrix_of
-from spark_estimator.data.nulls import NullPolicy, Nulls, drops_rows, policy_of
-from spark_estimator.data.numbers import numbers_of, without_nulls
+from spark_estimator.data.decoding import Decoder, to_lists
+from spark_estimator.data.fields import Array, Field, is_list, make_matrix
+from spark_estimator.data.nulls import NullPolicy, Nulls, drops_rows, get_policy
+from spark_estimator.data.numbers import drop_nulls, to_numbers
 from spark_estimator.data.transformation import Takes, Transformation
 from spark_estimator.errors import DataError
 
@@ -57,7 +57,7 @@ class RowEncoder:
         by_name: the columns of a transformation that takes rows are all that it returns.
         transforms_marked: rows for validation are transformed, too.
         held_share: of the rows, which is marked by their values, before the transformation; 0: no row is.
-        packed: [arrays of Spark] the numbers of the columns whose scalars a row of the array has; see `unpacked`.
+        packed: [arrays of Spark] the numbers of the columns whose scalars a row of the array has; see `unpack`.
     """
 
     columns: tuple[str, ...]
@@ -121,7 +121,7 @@ class RowEncoder:
         return replace(
             self,
             columns=names,
-            nulls={name: policy_of(self.nulls, column) for name, column in pairs},
+            nulls={name: get_policy(self.nulls, column) for name, column in pairs},
             decoders={name: self.decoders[column] for name, column in pairs if column in self.decoders},
             categories={name: self.categories[column] for name, column in pairs if column in self.categories},
             marker=None if self.marker is None else "marker",
@@ -129,16 +129,13 @@ class RowEncoder:
         )
 
     def encode_batches(
-        self,
-        batches: Iterable[pyarrow.RecordBatch],
-        most_rows: int | None = None,
-        dtypes: Sequence[str] | None = None,
+        self, batches: Iterable[pyarrow.RecordBatch], most_rows: int | None = None, dtypes: Sequence[str] | None = None
     ) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows as numbers in ``c0``, ``c1`` and so on, and ``marker``: what `matrices` takes.
+        """Yield the rows as numbers in ``c0``, ``c1`` and so on, and ``marker``: what `make_matrices` takes.
 
         Args:
             most_rows: that are worked on at a time; None: `batch_rows`.
-            dtypes: as in `numbers`.
+            dtypes: as in `to_numbers`.
 
         Raises:
             DataError: a function failed, or its result cannot be used.
@@ -148,7 +145,7 @@ class RowEncoder:
             for start in range(0, batch.num_rows, most_rows):  # without a row there is no input for a function
                 piece = batch.slice(start, most_rows)
                 if self.transforms_marked or not self.marks_rows:
-                    yield self.numbers(piece, row, dtypes=dtypes)
+                    yield self.to_numbers(piece, row, dtypes=dtypes)
                 else:
                     yield from self._split_by_mark(piece, row, dtypes)
                 row += piece.num_rows
@@ -159,16 +156,16 @@ class RowEncoder:
         """Yield the rows to train on, and those for validation, which are not transformed."""
         marked = draw_marks(batch, self.held_share) if self.marker is None else read_marks(batch.column(self.marker))
         if marked.null_count:
-            raise marks_error(self.marker)
+            raise make_marks_error(self.marker)
         training = replace(self, marker=None, held_share=0.0)
         for mark, encoder in ((False, training), (True, self.untransformed)):
             rows = batch.filter(marked if mark else pyarrow.compute.invert(marked))
             if rows.num_rows:  # without a row there is no input for a function
-                made = encoder.numbers(rows, row, dtypes=dtypes)
+                made = encoder.to_numbers(rows, row, dtypes=dtypes)
                 column = pyarrow.array(numpy.full(made.num_rows, mark))
                 yield pyarrow.RecordBatch.from_arrays([*made.columns, column], names=[*made.schema.names, "marker"])
 
-    def numbers(
+    def to_numbers(
         self,
         batch: pyarrow.RecordBatch,
         row: int = 0,
@@ -183,20 +180,20 @@ class RowEncoder:
             dtypes: [columns] of the tensors; None: those of `fields`.
         """
         _, result = self.apply(batch, row, source)
-        columns = [numbers_of(result[name]) for name in self.columns]
+        columns = [to_numbers(result[name]) for name in self.columns]
         names = [f"c{number}" for number in range(len(columns))]
         rules = [
-            self._null_rule(number, column, None if dtypes is None else dtypes[number])
+            self._find_null_rule(number, column, None if dtypes is None else dtypes[number])
             for number, column in enumerate(columns)
         ]
         if self.marker is not None:
             columns.append(read_marks(result[self.marker]))
             names.append("marker")
-        return without_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), rules)
+        return drop_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), rules)
 
-    def _null_rule(self, number: int, column: pyarrow.Array, dtype: str | None) -> tuple[NullPolicy, str]:
+    def _find_null_rule(self, number: int, column: pyarrow.Array, dtype: str | None) -> tuple[NullPolicy, str]:
         """Return what is done about a column's nulls, and the type of its tensor."""
-        policy = policy_of(self.nulls, self.columns[number])
+        policy = get_policy(self.nulls, self.columns[number])
         if isinstance(policy, str):
             return policy, ""
         if dtype is not None:
@@ -209,24 +206,24 @@ class RowEncoder:
                 return (policy, each.dtype) if is_scalar else ("error", "")
         return "error", ""  # no field needs the column
 
-    def matrices(self, batch: pyarrow.RecordBatch, row: int = 0, source: str = "this rank's rows") -> list[Array]:
-        """Return [fields] matrices [rows, width] of a batch that `numbers` or `encode_batches` has made.
+    def make_matrices(self, batch: pyarrow.RecordBatch, row: int = 0, source: str = "this rank's rows") -> list[Array]:
+        """Return [fields] matrices [rows, width] of a batch that `to_numbers` or `encode_batches` has made.
 
         Args:
-            row, source: as in `numbers`.
+            row, source: as in `to_numbers`.
 
         Raises:
             DataError: a value is missing, an array has another length, a number does not fit the type.
         """
-        return [matrix_of(batch, each, row, source) for each in self.fields]
+        return [make_matrix(batch, each, row, source) for each in self.fields]
 
     def encode(self, batch: pyarrow.RecordBatch, row: int = 0, source: str = "this rank's rows") -> list[Array]:
-        """Return [fields] matrices [rows, width] of a batch; see `numbers` and `matrices`.
+        """Return [fields] matrices [rows, width] of a batch; see `to_numbers` and `make_matrices`.
 
         Raises:
             DataError: a function failed, or a value cannot be used.
         """
-        return self.matrices(self.numbers(batch, row, source), row, source)
+        return self.make_matrices(self.to_numbers(batch, row, source), row, source)
 
     def apply(
         self, batch: pyarrow.RecordBatch, row: int = 0, source: str = "this rank's rows"
@@ -234,24 +231,24 @@ class RowEncoder:
         """Decode bytes, look up categories, and call the transformation.
 
         Args:
-            row, source: as in `numbers`.
+            row, source: as in `to_numbers`.
 
         Returns:
             The encoder, with what these rows have shown of the functions' results, and the columns by name.
         """
         columns: dict[str, pyarrow.Array] = {
-            name: self.categories[name].ids(batch.column(name)) if name in self.categories else batch.column(name)
+            name: self.categories[name].find_ids(batch.column(name)) if name in self.categories else batch.column(name)
             for name in self.read
         }
         decoders = dict(self.decoders)
         decoded: dict[str, Array] = {}
         for name, decoder in self.decoders.items():
             if pyarrow.types.is_binary(columns[name].type):  # prediction also takes arrays that are decoded already
-                decoders[name], decoded[name] = decoder.arrays(columns[name], row, source)
+                decoders[name], decoded[name] = decoder.decode(columns[name], row, source)
         if self.transformation is None:
-            arrays = {name: lists_of(values, columns[name].is_valid()) for name, values in decoded.items()}
+            arrays = {name: to_lists(values, columns[name].is_valid()) for name, values in decoded.items()}
             return replace(self, decoders=decoders), {**columns, **arrays}
-        frames = {name: _arrays_or_none(values, columns[name]) for name, values in decoded.items()}
+        frames = {name: _list_arrays(values, columns[name]) for name, values in decoded.items()}
         arguments = {**columns, **frames}
         transformation, result = self.transformation.apply(arguments, self._wanted, row, self.marker, self.by_name)
         names = self.columns
@@ -259,7 +256,7 @@ class RowEncoder:
             names = tuple(name for name in result if name != self.marker)
         return replace(self, columns=names, decoders=decoders, transformation=transformation), result
 
-    def unpacked(self, arrays: Sequence[pyarrow.Array]) -> list[pyarrow.Array]:
+    def unpack(self, arrays: Sequence[pyarrow.Array]) -> list[pyarrow.Array]:
         """Return [columns] of Spark's arrays, each of which is a column, or has a row's scalars of several columns."""
         if not self.packed:
             return list(arrays)
@@ -291,7 +288,7 @@ def read_marks(column: pyarrow.Array) -> pyarrow.Array:
     return pyarrow.compute.if_else(known, marks, pyarrow.scalar(None, pyarrow.bool_()))
 
 
-def marks_error(name: str | None = None) -> DataError:
+def make_marks_error(name: str | None = None) -> DataError:
     """Return the error about a mark that is missing, in the column of this name if it is known."""
     column = "the column" if name is None else f"the column {name!r}"
     return DataError(
@@ -312,12 +309,12 @@ def draw_marks(batch: pyarrow.RecordBatch, share: float) -> pyarrow.Array:
     return pyarrow.array([int.from_bytes(digest.digest(), "big") < share * (1 << 32) for digest in digests])
 
 
-def _arrays_or_none(values: Array, encoded: pyarrow.Array) -> list[Array | None]:
+def _list_arrays(values: Array, encoded: pyarrow.Array) -> list[Array | None]:
     """Return [rows] the decoded arrays, and None where there were no bytes."""
     return [value if valid else None for value, valid in zip(values, encoded.is_valid().to_pylist(), strict=True)]
 
 
-def dtypes_of(fields: Sequence[Field]) -> list[str]:
+def find_dtypes(fields: Sequence[Field]) -> list[str]:
     """Return [columns] the types of the tensors that ``c0``, ``c1`` and so on are for."""
     known = {column: field.dtype for field in fields for column in field.columns}
     return [known[f"c{number}"] for number in range(len(known))]

@@ -25,7 +25,7 @@ class Ragged:
     input_shapes: Shapes | None = None
     label_shapes: Shapes | None = None
 
-    def paddings(self, fed: Sequence[Readable]) -> tuple[float | None, ...]:
+    def find_paddings(self, fed: Sequence[Readable]) -> tuple[float | None, ...]:
         """Return [columns] the fill value of each column's arrays; None: there is none.
 
         Raises:
@@ -52,7 +52,7 @@ class Ragged:
             paddings.append(number)
         return tuple(paddings)
 
-    def widths(
+    def find_widths(
         self,
         shown: Sequence[int | None],
         fed: Sequence[Readable],
@@ -85,7 +85,7 @@ class Ragged:
                     )
                 )
             widths.append(width if number is None else None)
-        widths = self._with_shapes(widths, features)
+        widths = self._apply_shapes(widths, features)
         unknown = [position for position, width in enumerate(widths) if width is None]
         for position, width in zip(unknown, longest(unknown) if unknown else [], strict=True):
             if not width:
@@ -93,20 +93,20 @@ class Ragged:
             widths[position] = width
         return tuple(width for width in widths if width is not None)
 
-    def _with_shapes(self, widths: Sequence[int | None], features: int) -> list[int | None]:
+    def _apply_shapes(self, widths: Sequence[int | None], features: int) -> list[int | None]:
         """Return the widths, with those of input_shapes and label_shapes."""
-        known = list(widths)
+        sizes = list(widths)
         inputs = [math.prod(shape[1:]) for shape in self.input_shapes or ()]
         if len(inputs) == features:
-            known[:features] = [size if width is None else width for width, size in zip(known, inputs, strict=False)]
-        elif len(inputs) == 1 and known[:features].count(None) == 1:
+            sizes[:features] = [size if width is None else width for width, size in zip(sizes, inputs, strict=False)]
+        elif len(inputs) == 1 and sizes[:features].count(None) == 1:
             # One input of all columns side by side: the column has what the others leave.
-            rest = inputs[0] - sum(width for width in known[:features] if width is not None)
-            known[known.index(None)] = rest if rest > 0 else None
+            rest = inputs[0] - sum(width for width in sizes[:features] if width is not None)
+            sizes[sizes.index(None)] = rest if rest > 0 else None
         for label, shape in enumerate(self.label_shapes or ()):
-            if known[features + label] is None:
-                known[features + label] = math.prod(shape[1:])
-        return known
+            if sizes[features + label] is None:
+                sizes[features + label] = math.prod(shape[1:])
+        return sizes
 
 
 def _is_array(column: Readable) -> bool:

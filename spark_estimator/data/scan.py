@@ -19,10 +19,10 @@ from urllib.parse import unquote
 
 import pyarrow
 
-from spark_estimator.data.columns import Readable, readable
+from spark_estimator.data.columns import Readable, make_readable
 from spark_estimator.data.numbers import is_exact
 from spark_estimator.data.parquet import DataFiles
-from spark_estimator.data.parquet_file import DataFile, local_form, store_for
+from spark_estimator.data.parquet_file import DataFile, open_store, to_local_form
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ThroughSpark(Exception):
     """The rows of a DataFrame have to be read through Spark; the text has the reason."""
 
 
-def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> DataFiles:
+def find_just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> DataFiles:
     """Return the files that hold just the rows of the DataFrame.
 
     Args:
@@ -57,28 +57,28 @@ def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> Dat
     Raises:
         ThroughSpark: it is not known to be just files, or they cannot be read without Spark.
     """
-    strange = [column for column in columns if not is_exact(column.kind)]
-    if strange:
-        raise ThroughSpark(f"column {strange[0].name!r} is of type {strange[0].kind}, which Spark converts")
+    converted = [column for column in columns if not is_exact(column.kind)]
+    if converted:
+        raise ThroughSpark(f"column {converted[0].name!r} is of type {converted[0].kind}, which Spark converts")
     top = set(frame.schema.names)
     nested = [column.name for column in columns if column.name not in top]
     if nested:
         raise ThroughSpark(f"{nested[0]!r} is a field of a struct")
     spark = frame.sparkSession
-    if _setting(spark, "spark.sql.parquet.fieldId.read.enabled") == "true":
+    if _get_setting(spark, "spark.sql.parquet.fieldId.read.enabled") == "true":
         raise ThroughSpark("columns of Parquet files are matched by their ids (spark.sql.parquet.fieldId.read.enabled)")
     try:
         if type(frame).__module__.startswith("pyspark.sql.connect"):
             options: dict[str, str] = {}  # a read with any is refused there
-            encoded = _of_connect(frame)
+            encoded = _scan_connect(frame)
         else:
-            encoded, options = _of_classic(frame)
+            encoded, options = _scan_classic(frame)
     except ThroughSpark:
         raise
     except Exception as error:  # a plan that is not open to Python, or another version's
         raise ThroughSpark(f"can't inspect the query plan ({type(error).__name__})") from error
     for name in _LEAVING_OUT:
-        value = options.get(name.lower(), _setting(spark, f"spark.sql.files.{name}"))
+        value = options.get(name.lower(), _get_setting(spark, f"spark.sql.files.{name}"))
         if value is not None and value.strip().lower() == "true":
             raise ThroughSpark(f"{name} is on, and only Spark knows which files it then leaves out")
     if len(encoded) > _MOST_FILES:
@@ -88,10 +88,10 @@ def just_files(frame: DataFrame, columns: Sequence[Readable], tasks: int) -> Dat
     partition = next((uri for uri in uris if _PARTITION.search(unquote(uri))), None)
     if partition is not None:
         raise ThroughSpark(f"its files are in folders by the values of a column ({unquote(partition)})")
-    local = re.fullmatch(r"local(\[.*\])?", _setting(spark, "spark.master") or "") is not None
+    local = re.fullmatch(r"local(\[.*\])?", _get_setting(spark, "spark.master") or "") is not None
     if not local and any(uri.startswith(("file:", "/")) for uri in uris):
         raise ThroughSpark("its files are on the disk of one machine, and executors on several")
-    files = _footers(spark, [local_form(unquote(uri)) for uri in uris], tasks)
+    files = _read_footers(spark, [to_local_form(unquote(uri)) for uri in uris], tasks)
     for file in files.files:
         for column in columns:
             result = file.kinds.get(column.name, "not there")
@@ -113,7 +113,7 @@ def files_of(frame: DataFrame, columns: Sequence[str] | None = None) -> DataFile
     schema = frame.schema
     names = schema.names if columns is None else columns
     try:
-        return just_files(frame, [readable(schema, name) for name in names], tasks=2)
+        return find_just_files(frame, [make_readable(schema, name) for name in names], tasks=2)
     except ThroughSpark as reason:
         raise DataError(
             f"the rows of this DataFrame cannot be read from files: {reason}. Write it, df.write.parquet(path), and "
@@ -121,7 +121,7 @@ def files_of(frame: DataFrame, columns: Sequence[str] | None = None) -> DataFile
         ) from reason
 
 
-def _of_classic(frame: DataFrame) -> tuple[list[str], dict[str, str]]:
+def _scan_classic(frame: DataFrame) -> tuple[list[str], dict[str, str]]:
     """Return URIs of the files, and those of the read's options that `_LEAVING_OUT` names, in small letters."""
     # The plan with cached data: rows that are already in memory are not read from files.
     plan = frame._jdf.queryExecution().withCachedData()
@@ -154,7 +154,7 @@ def _of_classic(frame: DataFrame) -> tuple[list[str], dict[str, str]]:
     return result, {name: str(value.get()) for name, value in options.items() if value.isDefined()}
 
 
-def _of_connect(frame: Any) -> list[str]:
+def _scan_connect(frame: Any) -> list[str]:
     """Return URIs of the files."""
     from pyspark.sql.connect import expressions
     from pyspark.sql.connect import plan as plans
@@ -201,14 +201,14 @@ class _FooterReader:
 
 def _report(path: str, number: int) -> str:
     try:
-        file = DataFile.at(path, store_for(path))
+        file = DataFile.read(path, open_store(path))
     except Exception as error:  # on any error Spark reads these files
         failure = str(error) if isinstance(error, DataError) else f"{path}: {type(error).__name__}: {error}"
         return json.dumps({"number": number, "failure": failure[:500]})
     return json.dumps({"number": number, "size": file.size, "groups": file.groups, "kinds": dict(file.kinds)})
 
 
-def _footers(spark: SparkSession, paths: list[str], tasks: int) -> DataFiles:
+def _read_footers(spark: SparkSession, paths: list[str], tasks: int) -> DataFiles:
     """Return the files with their row groups, from footers that executors read.
 
     Raises:
@@ -228,10 +228,10 @@ def _footers(spark: SparkSession, paths: list[str], tasks: int) -> DataFiles:
         DataFile(path, report["size"], tuple(report["groups"]), report["kinds"])
         for path, report in zip(paths, reports, strict=True)
     )
-    return DataFiles(files, store_for(paths[0]))
+    return DataFiles(files, open_store(paths[0]))
 
 
-def _setting(spark: SparkSession, name: str) -> str | None:
+def _get_setting(spark: SparkSession, name: str) -> str | None:
     try:
         return spark.conf.get(name, None)
     except Exception:  # some platforms forbid reading some settings

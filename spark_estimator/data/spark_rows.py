@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spark_estimator.data.columns import Readable, category, pack_columns, raw, readable
-from spark_estimator.data.quoting import numbered
+from spark_estimator.data.columns import Readable, make_category, make_raw, make_readable, pack_columns
+from spark_estimator.data.quoting import number_columns
 from spark_estimator.data.rank.spool import SpoolFeed
 from spark_estimator.data.row_encoder import RowEncoder
 
@@ -26,9 +26,9 @@ def feed_columns(
         dtypes: [columns] of their tensors.
         marker: the column that marks rows for validation; None: no row is.
     """
-    kinds = [column.type_for(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
+    kinds = [column.choose_type(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
     arrays, packed = pack_columns([column.cast(dtype) for column, dtype in zip(columns, dtypes, strict=True)], kinds)
-    selected = [*numbered(arrays), *([marker.marks] if marker else [])]
+    selected = [*number_columns(arrays), *([marker.marks] if marker else [])]
     return selected, SpoolFeed(encoder.by_position(packed=packed))
 
 
@@ -38,7 +38,9 @@ def feed_raw_columns(encoder: RowEncoder, columns: Sequence[Readable]) -> tuple[
     Args:
         columns: that the encoder reads.
     """
-    return numbered(column.stored for column in columns), SpoolFeed(encoder, tuple(column.name for column in columns))
+    return number_columns(column.stored for column in columns), SpoolFeed(
+        encoder, tuple(column.name for column in columns)
+    )
 
 
 def select_inputs(schema: StructType, encoder: RowEncoder) -> tuple[list[Column], RowEncoder]:
@@ -57,13 +59,13 @@ def select_inputs(schema: StructType, encoder: RowEncoder) -> tuple[list[Column]
     for field in encoder.fields:
         for name, column in zip(field.names, field.columns, strict=True):
             if column in encoder.categories:
-                read = category(schema, name, encoder.categories[column])
+                read = make_category(schema, name, encoder.categories[column])
             else:
                 # Arrays that exist already are read as such.
-                is_bytes = column in encoder.decoders and raw(schema, name).kind == "binary"
-                read = readable(schema, name, is_bytes)
+                is_bytes = column in encoder.decoders and make_raw(schema, name).kind == "binary"
+                read = make_readable(schema, name, is_bytes)
             columns.append(read.cast(field.dtype))
-            kinds.append(read.type_for(field.dtype))
+            kinds.append(read.choose_type(field.dtype))
     if not hasattr(functions, "arrow_udf"):  # pandas has a Series for each argument
         return columns, encoder
     # One argument for all numbers of a type: Spark also compares each argument with all others.

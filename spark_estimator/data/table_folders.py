@@ -43,7 +43,7 @@ def check_outside_tables(
     """
     if [entry.path for entry in entries] == [folder]:
         return
-    parents = _with_parents(folder)
+    parents = _list_parents(folder)
     for parent in parents:
         if parent not in formats:
             formats[parent] = frozenset(kind for kind, is_table in _TABLES.items() if _is_of(is_table, parent, store))
@@ -60,7 +60,7 @@ def check_outside_tables(
             )
 
 
-def _with_parents(folder: str) -> list[str]:
+def _list_parents(folder: str) -> list[str]:
     """Return a folder and all folders that it is in, innermost first."""
     authority = _AUTHORITY.match(folder)
     if authority is None:

@@ -12,23 +12,23 @@ import torch
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
-from spark_estimator.collectives.other_launchers.launchers import warn_of_all_rows
+from spark_estimator.collectives.other_launchers.launchers import warn_about_all_rows
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Field, widths_of
+from spark_estimator.data.fields import Field, find_widths
 from spark_estimator.data.first_rows import fit_decoders
-from spark_estimator.data.materialize import MANIFEST, prepared
-from spark_estimator.data.numbers import readable_in
-from spark_estimator.data.parquet import DataFiles, FileRows, files_at
-from spark_estimator.data.parquet_file import local_form, store_for
+from spark_estimator.data.materialize import MANIFEST, find_data_set
+from spark_estimator.data.numbers import make_file_readable
+from spark_estimator.data.parquet import DataFiles, FileRows, find_files
+from spark_estimator.data.parquet_file import open_store, to_local_form
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.data.rank.joined import Joined
-from spark_estimator.data.rank.rank_rows import RankRows, balanced
+from spark_estimator.data.rank.rank_rows import RankRows, balance
 from spark_estimator.data.rank.shares import Batches
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.stream.limits import RowLimits
-from spark_estimator.data.stream.rows import streamed
+from spark_estimator.data.stream.rows import stream_rows
 from spark_estimator.errors import DataError
 
 _SAMPLE_ROWS = 100
@@ -85,34 +85,34 @@ def make_torch_dataloader(
             negative.
     """
     check_request(batch_size, columns, feature_cols, label_cols)
-    limits = RowLimits.of(cache_bytes, buffer_bytes)
-    files = _agreed(data, storage_options)
+    limits = RowLimits.from_parameters(cache_bytes, buffer_bytes)
+    files = _agree_files(data, storage_options)
     as_dict = feature_cols is None
     names = (
         list(files.kinds) if as_dict and columns is None else [*(columns or feature_cols or []), *(label_cols or [])]
     )
     files.check(names)
-    known = {name: Decoder(name, function) for name, function in (decoders or {}).items()}
-    strange = next((name for name in known if name not in names), None)
-    if strange is not None:
-        raise DataError(f"decoders refers to {strange!r}, which isn't a column that is read: {', '.join(names)}.")
-    rows, columns_of = _inspected(files, names, RowEncoder(tuple(names), nulls=nulls, decoders=known), padding)
+    decoders_by_name = {name: Decoder(name, function) for name, function in (decoders or {}).items()}
+    unknown = next((name for name in decoders_by_name if name not in names), None)
+    if unknown is not None:
+        raise DataError(f"decoders refers to {unknown!r}, which isn't a column that is read: {', '.join(names)}.")
+    rows, columns_of = _inspect(files, names, RowEncoder(tuple(names), nulls=nulls, decoders=decoders_by_name), padding)
     joined = 0 if as_dict else len(feature_cols or ())
-    fields = [_field(columns_of[place : place + 1], place) for place in range(joined, len(names))]
+    fields = [_make_field(columns_of[number : number + 1], number) for number in range(joined, len(names))]
     if joined:
-        fields.insert(0, _field(columns_of[:joined], 0))
+        fields.insert(0, _make_field(columns_of[:joined], 0))
     is_rank = context.is_initialized()
     if not is_rank:
-        warn_of_all_rows("make_torch_dataloader()")
+        warn_about_all_rows("make_torch_dataloader()")
     rank, size = (context.rank(), context.size()) if is_rank else (0, 1)
-    stored = Joined.of(fields)
+    stored = Joined.from_fields(fields)
     rows = replace(rows, encoder=rows.encoder.with_fields(stored.stored))
-    within = None if limits is None else streamed(rows, None, limits, "a loader")
+    within = None if limits is None else stream_rows(rows, None, limits, "a loader")
     if within is not None:
         rank_rows: EpochRows = within[0]
     else:
         spool, _ = rows.read(rank, size)
-        rank_rows = balanced(spool, "a loader") if is_rank else _all_of(spool.matrices, spool.rows)
+        rank_rows = balance(spool, "a loader") if is_rank else _make_all_rows(spool.matrices, spool.rows)
     return TorchLoader(rank_rows, stored, names if as_dict else None, batch_size, seed if shuffle else None)
 
 
@@ -179,7 +179,7 @@ class TorchLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: returned batches count as done. After the last one the next epoch begins."""
-        leg = self._rows.leg(self._batch_size, self._steps)
+        leg = self._rows.make_leg(self._batch_size, self._steps)
         return {"epoch": self._epoch, "seed": self._seed, "rows": self._rows.total, "legs": [*self._earlier, leg]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -198,16 +198,18 @@ class TorchLoader:
                 )
         *earlier, last = [dict(leg) for leg in state_dict["legs"]]
         steps = int(last["steps"])
-        if last == self._rows.leg(self._batch_size, steps):
+        if last == self._rows.make_leg(self._batch_size, steps):
             legs = tuple(earlier)
         else:
             legs, steps = (*earlier, last) if steps else tuple(earlier), 0
         if legs:
-            self._rows.left(legs, self._order(int(state_dict["epoch"])))  # raises where it is of another kind
+            self._rows.find_remaining(
+                legs, self._make_order(int(state_dict["epoch"]))
+            )  # raises where it is of another kind
         self.set_epoch(int(state_dict["epoch"]))
         self._earlier, self._steps = legs, steps
 
-    def _order(self, epoch: int) -> tuple[int, int] | None:
+    def _make_order(self, epoch: int) -> tuple[int, int] | None:
         return None if self._seed is None else (self._seed, epoch)
 
     def __len__(self) -> int:
@@ -217,11 +219,11 @@ class TorchLoader:
         if self._state is _Reading.WITHIN:  # the iteration before this one was abandoned
             self.set_epoch(self._epoch + 1)
         epoch = self._epoch
-        order = self._order(epoch)
-        rows = self._rows.left(self._earlier, order) if self._earlier else self._rows
-        steps = rows.plan(self._batch_size).steps
+        order = self._make_order(epoch)
+        rows = self._rows.find_remaining(self._earlier, order) if self._earlier else self._rows
+        steps = rows.make_plan(self._batch_size).steps
         self._state = _Reading.WITHIN
-        for batch in rows.batches(self._batch_size, None, order, self._steps):
+        for batch in rows.read_batches(self._batch_size, None, order, self._steps):
             tensors = [torch.from_numpy(array) for array in self._joined.split(batch.matrices)]
             self._steps += 1
             if self._steps == steps:
@@ -253,7 +255,7 @@ class _Selection(TorchLoader):
             yield (*columns, *(batch[name] for name in self._labels))
 
 
-def loader_of(
+def make_loader(
     rows: EpochRows,
     joined: Joined,
     names: Sequence[str],
@@ -269,7 +271,7 @@ def loader_of(
     )
 
 
-def _agreed(data: Any, storage_options: Mapping[str, Any] | None) -> DataFiles:
+def _agree_files(data: Any, storage_options: Mapping[str, Any] | None) -> DataFiles:
     """Return the files as rank 0 finds them: listings at different moments may differ. A collective."""
     if isinstance(data, DataFiles):
         return data
@@ -280,10 +282,10 @@ def _agreed(data: Any, storage_options: Mapping[str, Any] | None) -> DataFiles:
         )
     result: DataFiles | str = ""
     if not context.is_initialized():
-        return _listed(data, storage_options)
+        return _list_files(data, storage_options)
     if context.rank() == 0:
         try:
-            result = _listed(data, storage_options)
+            result = _list_files(data, storage_options)
         except Exception as error:
             result = f"{type(error).__name__}: {error}" if not isinstance(error, DataError) else str(error)
     result = broadcast_object(result, 0, "files of a loader")
@@ -292,13 +294,13 @@ def _agreed(data: Any, storage_options: Mapping[str, Any] | None) -> DataFiles:
     return result
 
 
-def _listed(data: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> DataFiles:
+def _list_files(data: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> DataFiles:
     if isinstance(data, str):
-        store = store_for(local_form(data), storage_options)
-        folder = store.get_full_path(local_form(data))
+        store = open_store(to_local_form(data), storage_options)
+        folder = store.get_full_path(to_local_form(data))
         if store.exists(f"{folder}/{MANIFEST}"):
-            return prepared(store, folder)
-    return files_at(data, storage_options=storage_options)
+            return find_data_set(store, folder)
+    return find_files(data, storage_options=storage_options)
 
 
 @dataclass(frozen=True)
@@ -316,32 +318,32 @@ class _Column:
     padding: float | None
 
 
-def _inspected(
-    files: DataFiles, names: Sequence[str], wanted: RowEncoder, padding: float | Mapping[str, float] | None
+def _inspect(
+    files: DataFiles, names: Sequence[str], request: RowEncoder, padding: float | Mapping[str, float] | None
 ) -> tuple[FileRows, list[_Column]]:
     """Return the shapes that the first rows show; for arrays that are padded, all rows. A collective if `padding` is
     set.
     """
-    result = [readable_in(files.kinds, name, name in wanted.decoders) for name in names]
-    bare = FileRows(files, replace(wanted, decoders={}))
+    result = [make_file_readable(files.kinds, name, name in request.decoders) for name in names]
+    bare = FileRows(files, replace(request, decoders={}))
     dtypes = [column.dtype for column in result]
-    first = bare.first_rows(dtypes, _SAMPLE_ROWS)
+    first = bare.read_first_rows(dtypes, _SAMPLE_ROWS)
     if not first.num_rows:
-        raise DataError("there are no rows" + (" without nulls." if wanted.nulls == "drop" else "."))
+        raise DataError("there are no rows" + (" without nulls." if request.nulls == "drop" else "."))
     in_arrow = [f"c{number}" for number in range(len(names))]
-    first, encoder, result = fit_decoders(first, result, wanted)
+    first, encoder, result = fit_decoders(first, result, request)
     ragged = Ragged(padding)
-    fillings = ragged.paddings(result)
+    fillings = ragged.find_paddings(result)
 
-    def longest(places: Sequence[int]) -> list[int]:
+    def find_longest(positions: Sequence[int]) -> list[int]:
         lengths: list[int] | DataError = []
         if not context.is_initialized() or context.rank() == 0:
             try:
                 # Of rows that are dropped nothing counts, so that there all columns have to be read.
-                read = list(range(len(names))) if wanted.nulls == "drop" else list(places)
-                chosen = FileRows(files, RowEncoder(tuple(names[position] for position in read), nulls=wanted.nulls))
-                lengths = chosen.longest(
-                    [dtypes[position] for position in read], [in_arrow[read.index(place)] for place in places]
+                read = list(range(len(names))) if request.nulls == "drop" else list(positions)
+                chosen = FileRows(files, RowEncoder(tuple(names[position] for position in read), nulls=request.nulls))
+                lengths = chosen.find_longest(
+                    [dtypes[position] for position in read], [in_arrow[read.index(index)] for index in positions]
                 )
             except DataError as error:
                 lengths = error
@@ -351,12 +353,12 @@ def _inspected(
             raise lengths
         return lengths
 
-    widths = ragged.widths(widths_of(first, in_arrow), result, fillings, len(result), longest)
+    widths = ragged.find_widths(find_widths(first, in_arrow), result, fillings, len(result), find_longest)
     columns = [_Column(*each) for each in zip(result, widths, fillings, strict=True)]
     return FileRows(files, encoder), columns
 
 
-def _field(columns: Sequence[_Column], place: int) -> Field:
+def _make_field(columns: Sequence[_Column], index: int) -> Field:
     alone = len(columns) == 1
     first = columns[0].read
     dtype = (first.kept or first.dtype) if alone else "float32"
@@ -368,7 +370,7 @@ def _field(columns: Sequence[_Column], place: int) -> Field:
     fillings = tuple(column.padding for column in columns)
     return Field(
         names=tuple(column.read.name for column in columns),
-        columns=tuple(f"c{number}" for number in range(place, place + len(columns))),
+        columns=tuple(f"c{number}" for number in range(index, index + len(columns))),
         widths=tuple(column.width for column in columns),
         dtype=dtype,
         shape=shape,
@@ -376,5 +378,5 @@ def _field(columns: Sequence[_Column], place: int) -> Field:
     )
 
 
-def _all_of(matrices: Sequence[Any], rows: int) -> RankRows:
+def _make_all_rows(matrices: Sequence[Any], rows: int) -> RankRows:
     return RankRows(tuple([matrix] for matrix in matrices), numpy.arange(rows), (rows,), 0, (rows,))

@@ -14,18 +14,18 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data.columns import did_you_mean
-from spark_estimator.data.decoding import failure_text, kept_dtype, lists_of
+from spark_estimator.data.decoding import choose_kept_dtype, describe_failure, to_lists
 from spark_estimator.data.fields import Array
-from spark_estimator.data.numbers import kind_of, numbers_of
-from spark_estimator.data.row_calls import called_by_row, rows_of
+from spark_estimator.data.numbers import get_kind, to_numbers
+from spark_estimator.data.row_calls import call_by_row, to_rows
 from spark_estimator.errors import DataError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
 if TYPE_CHECKING:
     import pandas
 
 _NAME = "transformation_fn"
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Shown:
     @property
     def words(self) -> str:
         """Return the type in Spark's words, as ``simpleString`` has them."""
-        return f"array<{kind_of(self.kind)}>" if self.is_array else kind_of(self.kind)
+        return f"array<{get_kind(self.kind)}>" if self.is_array else get_kind(self.kind)
 
     @property
     def is_bytes(self) -> bool:
@@ -108,11 +108,11 @@ class Transformation:
         """
         import pandas
 
-        takes, result = self._called(columns, row)
+        takes, result = self._call(columns, row)
         if takes is Takes.ROW:
             names = list(result.columns) if by_name and not self.shown else [name for name in names if name != marker]
             if marker is not None:
-                names, result[marker] = [*names, marker], _series(columns[marker])
+                names, result[marker] = [*names, marker], _make_series(columns[marker])
         count = len(next(iter(columns.values()), ()))
         lacking = next((name for name in names if name not in result.columns), None)
         if lacking is not None:
@@ -131,36 +131,36 @@ class Transformation:
         results = {}
         for name in names:
             try:
-                shown[name], results[name] = _column(result[name], name, self.shown.get(name), row)
+                shown[name], results[name] = _make_column(result[name], name, self.shown.get(name), row)
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
-                known = f", which was {shown[name].words} in the first rows" if name in shown else ""
-                raise DataError(f"column {name!r} of what {_NAME} returned{known}: {error}") from error
+                before = f", which was {shown[name].words} in the first rows" if name in shown else ""
+                raise DataError(f"column {name!r} of what {_NAME} returned{before}: {error}") from error
         if not self.shown:
             replace(self, takes=takes)._check(result)
         return replace(self, shown=shown, takes=takes), results
 
-    def _called(
+    def _call(
         self, columns: Mapping[str, pyarrow.Array | list[Array | None]], row: int
     ) -> tuple[Takes, pandas.DataFrame]:
         """Return the kind of the function's argument, and its result for some rows."""
         import pandas
 
-        takes = _annotated(self.function) if self.takes is Takes.UNKNOWN else self.takes
+        takes = _read_annotation(self.function) if self.takes is Takes.UNKNOWN else self.takes
         by_row = ""  # how a call with one row failed
         if takes is Takes.UNKNOWN:
-            takes, by_row = _tried_by_row(self.function, rows_of(_copied(columns))[:1])
+            takes, by_row = _try_by_row(self.function, to_rows(_copy_columns(columns))[:1])
             if takes is Takes.ROW:
-                self._warn_if_it_takes_frames(_copied(columns))
+                self._warn_if_frames(_copy_columns(columns))
         if takes is Takes.ROW:
-            return Takes.ROW, self._called_by_row(rows_of(columns), row)
-        frame = _frame_of(columns)
+            return Takes.ROW, self._call_by_row(to_rows(columns), row)
+        frame = _make_frame(columns)
         count = len(frame)
         try:
             result = self.function(frame)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
-            text = f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {failure_text(error)}"
+            text = f"{_NAME} failed on {count} rows, from row {row} of this rank's rows on: {describe_failure(error)}"
             if by_row:
                 text = (
                     f"{text}. Before that, it was called with a dict of one row (which has "
@@ -173,12 +173,12 @@ class Transformation:
             f"{_NAME} returns a pandas.DataFrame, or a dict for each row; it returned {type(result).__name__}."
         )
 
-    def _warn_if_it_takes_frames(self, columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> None:
+    def _warn_if_frames(self, columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> None:
         """Log the choice for a function that takes rows and frames."""
         import pandas
 
         try:
-            takes_frames = isinstance(self.function(_frame_of(columns)), pandas.DataFrame)
+            takes_frames = isinstance(self.function(_make_frame(columns)), pandas.DataFrame)
         except KeyboardInterrupt:
             raise
         except BaseException:  # as above
@@ -191,17 +191,17 @@ class Transformation:
                 _NAME,
             )
 
-    def _called_by_row(self, rows: list[dict[str, Any]], row: int) -> pandas.DataFrame:
+    def _call_by_row(self, rows: list[dict[str, Any]], row: int) -> pandas.DataFrame:
         import pandas
 
-        results = called_by_row(self.function, rows, self.removed, row)
+        results = call_by_row(self.function, rows, self.removed, row)
         return pandas.DataFrame({name: pandas.Series(values) for name, values in results.items()})
 
     def _check(self, result: pandas.DataFrame) -> None:
         """Compare the result with the declared columns."""
-        there = next((name for name in self.removed if name in result.columns), None)
-        if there is not None:
-            raise DataError(f"transformation_removed_fields lists {there!r}, but {_NAME} returns it.")
+        returned = next((name for name in self.removed if name in result.columns), None)
+        if returned is not None:
+            raise DataError(f"transformation_removed_fields lists {returned!r}, but {_NAME} returns it.")
         for name, dtype, shape, _ in self.edited:
             if name not in result.columns:
                 raise DataError(f"transformation_edit_fields names {name!r}, which {_NAME} does not return.")
@@ -228,7 +228,7 @@ class Transformation:
                 )
 
 
-def _annotated(function: Callable[[Any], Any]) -> Takes:
+def _read_annotation(function: Callable[[Any], Any]) -> Takes:
     """Return the kind of argument that the annotation of a function's first parameter names."""
     try:
         parameter = next(iter(inspect.signature(function).parameters.values()), None)
@@ -244,7 +244,9 @@ def _annotated(function: Callable[[Any], Any]) -> Takes:
     return Takes.ROW if name.lower() in ("dict", "mapping", "mutablemapping") else Takes.UNKNOWN
 
 
-def _copied(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> dict[str, pyarrow.Array | list[Array | None]]:
+def _copy_columns(
+    columns: Mapping[str, pyarrow.Array | list[Array | None]],
+) -> dict[str, pyarrow.Array | list[Array | None]]:
     """Return columns for a trial: the function may write to the arrays that a decoder has made."""
     return {
         name: [None if array is None else array.copy() for array in column] if isinstance(column, list) else column
@@ -252,13 +254,13 @@ def _copied(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> dict[s
     }
 
 
-def _frame_of(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> pandas.DataFrame:
+def _make_frame(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> pandas.DataFrame:
     import pandas
 
-    return pandas.DataFrame({name: _series(column) for name, column in columns.items()})
+    return pandas.DataFrame({name: _make_series(column) for name, column in columns.items()})
 
 
-def _tried_by_row(function: Callable[[Any], Any], rows: list[dict[str, Any]]) -> tuple[Takes, str]:
+def _try_by_row(function: Callable[[Any], Any], rows: list[dict[str, Any]]) -> tuple[Takes, str]:
     """Return ROW for a function that returns a dict for a dict of one row; else UNKNOWN, and how the call failed."""
     try:
         by_row = bool(rows) and isinstance(function(rows[0]), Mapping)
@@ -269,13 +271,13 @@ def _tried_by_row(function: Callable[[Any], Any], rows: list[dict[str, Any]]) ->
     return Takes.ROW if by_row else Takes.UNKNOWN, ""
 
 
-def _series(column: pyarrow.Array | list[Array | None]) -> Any:
+def _make_series(column: pyarrow.Array | list[Array | None]) -> Any:
     """Return a column as the function gets it: arrays as numpy arrays, vectors too, decimals as floats."""
     if isinstance(column, list):
         return column
     kind = column.type
-    if pyarrow.types.is_decimal(kind) or (pyarrow.types.is_struct(kind) and kind_of(kind) == "vector"):
-        column = numbers_of(column)
+    if pyarrow.types.is_decimal(kind) or (pyarrow.types.is_struct(kind) and get_kind(kind) == "vector"):
+        column = to_numbers(column)
     return column.to_pandas()
 
 
@@ -283,14 +285,14 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, (list, tuple, numpy.ndarray)) or (hasattr(value, "__array__") and numpy.ndim(value) > 0)
 
 
-def _column(values: pandas.Series, name: str, shown: Shown | None, row: int) -> tuple[Shown, pyarrow.Array]:
+def _make_column(values: pandas.Series, name: str, shown: Shown | None, row: int) -> tuple[Shown, pyarrow.Array]:
     """Return a column of the result as Arrow's, of the type that the first rows have shown.
 
     Args:
         row: the number of the first row that was passed to the function, for messages.
     """
     if (values.dtype == object and any(map(_is_array, values))) if shown is None else shown.is_array:
-        return _arrays(values, name, shown)
+        return _make_arrays(values, name, shown)
     # First to the type of its values, then to the target type: Arrow does not convert Decimals to floats, for example.
     array = pyarrow.array(values, from_pandas=True)
     if isinstance(array, pyarrow.ChunkedArray):
@@ -306,7 +308,7 @@ def _column(values: pandas.Series, name: str, shown: Shown | None, row: int) -> 
         elif pyarrow.types.is_float16(kind):
             kind = pyarrow.float32()
         shown = Shown(kind, False, None)
-    if array.null_count < len(array) and _family(array.type) != _family(shown.kind):
+    if array.null_count < len(array) and _find_family(array.type) != _find_family(shown.kind):
         index = int(numpy.asarray(array.is_valid()).argmax())
         raise DataError(
             f"{_NAME} returned {array[index].as_py()!r} in column {name!r}, in row {index} of its result for the rows "
@@ -315,48 +317,48 @@ def _column(values: pandas.Series, name: str, shown: Shown | None, row: int) -> 
     return shown, array.cast(shown.kind)
 
 
-def _family(kind: pyarrow.DataType) -> str:
+def _find_family(kind: pyarrow.DataType) -> str:
     """Return the family of a type. Types of one family are cast to each other; Arrow casts others, too: it reads
     numbers out of texts.
     """
     if pyarrow.types.is_dictionary(kind):
-        return _family(kind.value_type)
+        return _find_family(kind.value_type)
     if pyarrow.types.is_boolean(kind) or pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind):
         return "number"
     if pyarrow.types.is_date(kind) or pyarrow.types.is_timestamp(kind):
         return "time"
-    return kind_of(kind)
+    return get_kind(kind)
 
 
-def _arrays(values: pandas.Series, name: str, shown: Shown | None) -> tuple[Shown, pyarrow.Array]:
-    what = f"{_NAME}, in column {name!r},"
+def _make_arrays(values: pandas.Series, name: str, shown: Shown | None) -> tuple[Shown, pyarrow.Array]:
+    subject = f"{_NAME}, in column {name!r},"
     plain = next(
         (value for value in values if not _is_array(value) and value is not None and value == value), None
     )  # NaN is null
     if plain is not None:
-        raise DataError(f"{what} returned {plain!r} where other rows have arrays.")
+        raise DataError(f"{subject} returned {plain!r} where other rows have arrays.")
     result = [numpy.asarray(value) if _is_array(value) else None for value in values]
-    there = [item for item in result if item is not None]
+    present = [item for item in result if item is not None]
     if shown is None:
-        full = [column for column in there if column.size]
+        full = [column for column in present if column.size]
         if not full:
-            raise DataError(f"{what} returned empty arrays alone for the first rows.")
-        dtype = kept_dtype(numpy.result_type(*{item.dtype for item in full}), what)
+            raise DataError(f"{subject} returned empty arrays alone for the first rows.")
+        dtype = choose_kept_dtype(numpy.result_type(*{item.dtype for item in full}), subject)
         shape = full[0].shape if full[0].ndim > 1 else None
         shown = Shown(pyarrow.from_numpy_dtype(numpy.dtype(dtype)), True, shape)
     dtype = str(numpy.dtype(shown.kind.to_pandas_dtype()))
     wrong = next(
-        (column for column in there if column.size and not numpy.can_cast(column.dtype, dtype, "same_kind")), None
+        (column for column in present if column.size and not numpy.can_cast(column.dtype, dtype, "same_kind")), None
     )
     if wrong is not None:
-        raise DataError(f"{what} returned an array of {wrong.dtype}, and of {dtype} in the first rows.")
-    strange = next(
-        (column for column in there if column.shape != shown.shape and (shown.shape or column.ndim != 1)), None
+        raise DataError(f"{subject} returned an array of {wrong.dtype}, and of {dtype} in the first rows.")
+    unequal = next(
+        (column for column in present if column.shape != shown.shape and (shown.shape or column.ndim != 1)), None
     )
-    if strange is not None:
+    if unequal is not None:
         raise DataError(
-            f"{what} returned an array of shape {list(strange.shape)}, and {list(shown.shape or (-1,))} in the first "
-            "rows: all rows need one."
+            f"{subject} returned an array of shape {list(unequal.shape)}, and {list(shown.shape or (-1,))} in the "
+            "first rows: all rows need one."
         )
     valid = pyarrow.array([item is not None for item in result], pyarrow.bool_())
     if shown.shape is not None:
@@ -364,10 +366,10 @@ def _arrays(values: pandas.Series, name: str, shown: Shown | None) -> tuple[Show
         for index, entry in enumerate(result):
             if entry is not None:
                 matrix[index] = entry
-        return shown, lists_of(matrix, valid)
+        return shown, to_lists(matrix, valid)
     offsets = numpy.cumsum([0, *(0 if item is None else len(item) for item in result)])
-    flat = numpy.concatenate([numpy.empty(0, dtype), *(column.astype(dtype, copy=False) for column in there)])
+    flat = numpy.concatenate([numpy.empty(0, dtype), *(column.astype(dtype, copy=False) for column in present)])
     lists = pyarrow.LargeListArray.from_arrays(pyarrow.array(offsets, pyarrow.int64()), pyarrow.array(flat))
-    if len(there) == len(result):
+    if len(present) == len(result):
         return shown, lists
     return shown, pyarrow.compute.if_else(valid, lists, pyarrow.scalar(None, lists.type))

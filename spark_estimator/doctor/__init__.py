@@ -43,7 +43,7 @@ PARAMETERS = 100_000_000
 _STOPPING = timedelta(seconds=10)
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line of ``doctor``."""
     command_line = argparse.ArgumentParser(
         prog="python -m spark_estimator doctor", description="Check everything that a job needs."
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of that session")
     where.add_argument(
         "--timeout",
-        type=_seconds,
+        type=_parse_seconds,
         default=CLUSTER_SECONDS,
         metavar="SECONDS",
         help="for the session to start, and then for all slots to be free at once (default: %(default)g)",
@@ -70,14 +70,14 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--speed", action="store_true", help="also run a job that measures the network, and give advice")
     where.add_argument(
         "--parameters",
-        type=_count,
+        type=_parse_count,
         metavar="NUMBER",
         help=f"of the model whose gradients --speed exchanges: 25600000, 350M, 7B (default: {PARAMETERS // 10**6}M)",
     )
     return command_line
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     """Parse a number such as 25600000, 350M or 1.5B, for argparse."""
     factor = {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:].upper())
     try:
@@ -89,7 +89,7 @@ def _count(text: str) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     """Parse a time-out in seconds, for argparse."""
     try:
         seconds = float(text)
@@ -102,7 +102,7 @@ def _seconds(text: str) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the report; return 0 when a job could run here and 1 when something that it needs is missing."""
-    command_line = parser()
+    command_line = make_parser()
     arguments = command_line.parse_args(argv)
     if (arguments.master or arguments.remote or arguments.conf) and not arguments.cluster:
         command_line.error("--master, --remote and --conf are for --cluster")
@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.parameters and not arguments.speed:
         command_line.error("--parameters is for --speed")
     if arguments.cluster:
-        return _main_of_cluster(arguments)
+        return _run_cluster(arguments)
     shown = []
     for finding in examine(with_spark=not arguments.without_spark, start_spark=arguments.spark):
         shown.append(finding)
@@ -145,9 +145,9 @@ def cluster(spark: SparkSession | None = None, *, timeout: float = CLUSTER_SECON
     from spark_estimator.doctor.survey import examine_cluster
 
     if spark is None:
-        from spark_estimator.launch.spark.session import session_for
+        from spark_estimator.launch.spark.session import find_session
 
-        spark = session_for(0)
+        spark = find_session(0)
     return list(examine_cluster(spark, timedelta(seconds=timeout)))
 
 
@@ -170,28 +170,28 @@ def speed(
     if type(parameters) is not int or parameters < 1:
         raise ValueError(f"parameters must be an int, 1 or more; got {parameters!r}.")
     if spark is None:
-        from spark_estimator.launch.spark.session import session_for
+        from spark_estimator.launch.spark.session import find_session
 
-        spark = session_for(0)
+        spark = find_session(0)
     return measure_speed(spark, parameters, timedelta(seconds=timeout))
 
 
-def _main_of_cluster(arguments: argparse.Namespace) -> int:
-    from spark_estimator.doctor.table import table_of
+def _run_cluster(arguments: argparse.Namespace) -> int:
+    from spark_estimator.doctor.table import format_table
 
     findings: list[Finding] = []
     measured: Speed | None = None
-    with _session_of(arguments) as session:
-        for finding in [session] if isinstance(session, Finding) else _examined(session, arguments):
+    with _open_session(arguments) as session:
+        for finding in [session] if isinstance(session, Finding) else _examine(session, arguments):
             findings.append(finding)
             if not (arguments.json or finding.executor):
                 print(finding, flush=True)
         if not arguments.json:
-            print(table_of(findings), flush=True)
+            print(format_table(findings), flush=True)
         if arguments.speed and not isinstance(session, Finding):
             if not arguments.json:
                 print("\nMeasuring the speed of a job in all slots ...", flush=True)
-            measured, report = _measured(session, arguments, findings)
+            measured, report = _measure(session, arguments, findings)
             findings += report
             if not arguments.json:
                 print("", *report, sep="\n")
@@ -203,13 +203,13 @@ def _main_of_cluster(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _examined(session: SparkSession, arguments: argparse.Namespace) -> Iterator[Finding]:
+def _examine(session: SparkSession, arguments: argparse.Namespace) -> Iterator[Finding]:
     from spark_estimator.doctor.survey import examine_cluster
 
     return examine_cluster(session, timedelta(seconds=arguments.timeout))
 
 
-def _measured(
+def _measure(
     session: SparkSession, arguments: argparse.Namespace, findings: Sequence[Finding]
 ) -> tuple[Speed | None, list[Finding]]:
     """Measure the speed of a job in the session. Return it, and the findings on it.
@@ -217,7 +217,7 @@ def _measured(
     Args:
         findings: of the checks. A job is not tried where something is missing.
     """
-    from spark_estimator.doctor.expectation import findings_of_speed
+    from spark_estimator.doctor.expectation import describe_speed
 
     if any(finding.state is Severity.MISSING for finding in findings):
         return None, [Finding("speed", Severity.NOTE, "not measured: something that a job needs is missing, see above")]
@@ -225,14 +225,14 @@ def _measured(
         measured = speed(session, parameters=arguments.parameters or PARAMETERS, timeout=arguments.timeout)
     except SparkEstimatorError as error:
         return None, [Finding("speed", Severity.MISSING, f"the job that measures it failed: {error}")]
-    return measured, findings_of_speed(measured)
+    return measured, describe_speed(measured)
 
 
 # Threads that wait for a Spark that does not answer.
 _given_up: list[threading.Thread] = []
 
 
-def _ended_within(time: timedelta, function: Callable[[], object], name: str) -> bool:
+def _run_within(time: timedelta, function: Callable[[], object], name: str) -> bool:
     """Call `function` in a separate thread. Return whether it ended in time; if not, the thread is abandoned."""
     thread = threading.Thread(target=function, name=f"spark_estimator {name}", daemon=True)
     thread.start()
@@ -251,22 +251,22 @@ def _leave(status: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _session_of(arguments: argparse.Namespace) -> Iterator[SparkSession | Finding]:
+def _open_session(arguments: argparse.Namespace) -> Iterator[SparkSession | Finding]:
     """Yield the session that the command line asks for, or the problem that prevents it."""
-    from spark_estimator.launch.spark.session import session_for
+    from spark_estimator.launch.spark.session import find_session
 
     if not (arguments.master or arguments.remote or arguments.conf):
-        yield session_for(0)
+        yield find_session(0)
         return
-    session = _session_at(arguments.master, arguments.remote, arguments.conf, timedelta(seconds=arguments.timeout))
+    session = _start_session(arguments.master, arguments.remote, arguments.conf, timedelta(seconds=arguments.timeout))
     try:
         yield session
     finally:
         if not isinstance(session, Finding):
-            _ended_within(_STOPPING, session.stop, "session's end")
+            _run_within(_STOPPING, session.stop, "session's end")
 
 
-def _session_at(
+def _start_session(
     master: str | None, remote: str | None, settings: Sequence[str], timeout: timedelta
 ) -> SparkSession | Finding:
     """Start the requested session. Return it, or the problem that prevents it.
@@ -274,40 +274,40 @@ def _session_at(
     Args:
         timeout: in which it has to be ready; it is made in a separate thread, which is abandoned after that.
     """
-    from spark_estimator.doctor.address import silence
-    from spark_estimator.launch.spark.errors import telling_line
+    from spark_estimator.doctor.address import explain_silence
+    from spark_estimator.launch.spark.errors import find_telling_line
 
-    where = f"at {master or remote}" if master or remote else "with these settings"
-    if nobody := silence(master or remote or ""):
-        return Finding("session", Severity.MISSING, nobody, "start it there, or correct the address")
+    target = f"at {master or remote}" if master or remote else "with these settings"
+    if problem := explain_silence(master or remote or ""):
+        return Finding("session", Severity.MISSING, problem, "start it there, or correct the address")
     made: list[SparkSession | Exception] = []
 
     def make() -> None:
         try:
-            made.append(_new_session(master, remote, settings))
+            made.append(_make_session(master, remote, settings))
         except Exception as error:
             made.append(error)
 
-    if not _ended_within(timeout, make, "session"):
-        text = f"none {where} within {timeout.total_seconds():g} seconds (--timeout)"
+    if not _run_within(timeout, make, "session"):
+        text = f"none {target} within {timeout.total_seconds():g} seconds (--timeout)"
         return Finding("session", Severity.MISSING, text, "see Spark's output above, and the log of that server")
     if isinstance(made[0], Exception):
         fix = "check the address and the settings; see Spark's output above"
-        return Finding("session", Severity.MISSING, f"none {where}: {telling_line(made[0])}", fix)
+        return Finding("session", Severity.MISSING, f"none {target}: {find_telling_line(made[0])}", fix)
     return made[0]
 
 
-def _new_session(master: str | None, remote: str | None, settings: Sequence[str]) -> SparkSession:
+def _make_session(master: str | None, remote: str | None, settings: Sequence[str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    from spark_estimator.launch.spark.java_environment import java_environment
+    from spark_estimator.launch.spark.java_environment import choose_java_environment
 
     builder = SparkSession.builder.appName("spark_estimator doctor")
     for setting in settings:
         builder = builder.config(*setting.split("=", 1))
     if remote:
         return builder.remote(remote).getOrCreate()
-    os.environ.update(java_environment())
+    os.environ.update(choose_java_environment())
     return (builder.master(master) if master else builder).getOrCreate()
 
 
@@ -325,38 +325,38 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
         start_spark: start a Spark session and run one rank in it.
     """
     needed = Severity.MISSING if with_spark else Severity.NOTE
-    yield machine.python()
-    yield machine.package()
-    yield machine.distribution("numpy")
-    yield machine.distribution("cloudpickle")
-    yield machine.distribution("torch", needed_for="spark_estimator.torch")
-    yield machine.distribution("pyspark", state=needed, needed_for="HorovodRunner")
-    yield machine.distribution("pyarrow", state=needed, needed_for="HorovodRunner")
-    yield machine.distribution("pandas", state=needed, needed_for="HorovodRunner", requirement="pandas")
+    yield machine.check_python()
+    yield machine.check_package()
+    yield machine.check_distribution("numpy")
+    yield machine.check_distribution("cloudpickle")
+    yield machine.check_distribution("torch", needed_for="spark_estimator.torch")
+    yield machine.check_distribution("pyspark", state=needed, needed_for="HorovodRunner")
+    yield machine.check_distribution("pyarrow", state=needed, needed_for="HorovodRunner")
+    yield machine.check_distribution("pandas", state=needed, needed_for="HorovodRunner", requirement="pandas")
     if with_spark and importlib.util.find_spec("pyspark"):
-        yield attempt("spark with arrow", machine.spark_with_arrow, fix="pip install --upgrade pyarrow pandas")
-        yield machine.workers_python()
-    yield machine.distribution("lightning", state=Severity.NOTE)
-    yield machine.tensorflow()
-    yield attempt("engine", machine.engine, fix="make build, or install the package again")
+        yield attempt("spark with arrow", machine.check_spark_with_arrow, fix="pip install --upgrade pyarrow pandas")
+        yield machine.check_workers_python()
+    yield machine.check_distribution("lightning", state=Severity.NOTE)
+    yield machine.check_tensorflow()
+    yield attempt("engine", machine.check_engine, fix="make build, or install the package again")
     yield attempt(
-        "shared memory", machine.shared_memory, state=Severity.NOTE,
+        "shared memory", machine.check_shared_memory, state=Severity.NOTE,
         fix="without it jobs use TCP, which is slower; give the container more memory (tmpfs counts as memory)",
     )  # fmt: skip
-    yield attempt("sockets", machine.sockets, fix="bring the loopback interface up: ip link set lo up")
+    yield attempt("sockets", machine.check_sockets, fix="bring the loopback interface up: ip link set lo up")
     yield attempt(
         "two local ranks",
-        machine.two_local_ranks,
+        machine.check_two_local_ranks,
         fix="fix the missing items above; otherwise report this with the text",
     )
-    yield attempt("java", machine.java, state=needed)
+    yield attempt("java", machine.check_java, state=needed)
     if start_spark:
-        yield attempt("slots", machine.spark_session, fix="see Spark's output above")
+        yield attempt("slots", machine.check_spark_session, fix="see Spark's output above")
     else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         yield Finding(
             "slots", Severity.NOTE, f"{cores} cores here; `doctor --spark` starts a session and counts its slots"
         )
-    yield machine.gpus()
-    yield machine.gpu_collectives()
-    yield machine.old_names()
+    yield machine.check_gpus()
+    yield machine.check_gpu_collectives()
+    yield machine.check_old_names()

@@ -14,40 +14,40 @@ _SECONDS = 5.0
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
-def silence(address: str) -> str:
+def explain_silence(address: str) -> str:
     """Explain why no server can be reached at an address, without a full stop; '' when a server answers.
 
     Args:
         address: ``spark://host:port,host:port`` (one of them is enough) or ``sc://host:port/...``; of others
             ('yarn', 'local[2]'), and of what is no address at all, nothing is known, so the answer is ''.
     """
-    ends = _ends(address)
+    ends = _parse_ends(address)
     if not ends:
         return ""
     refusals = []
     for host, port in ends:
-        why = _refusal(host, port)
-        if not why:
+        refusal = _explain_refusal(host, port)
+        if not refusal:
             return ""
-        refusals.append(f"{host} port {port}: {why}")
+        refusals.append(f"{host} port {port}: {refusal}")
     return f"no answer at {address} ({'; '.join(refusals)})"
 
 
-def _ends(address: str) -> Sequence[tuple[str, int]]:
+def _parse_ends(address: str) -> Sequence[tuple[str, int]]:
     """Return the hosts and ports of an address; none if it has another form, or is reached through a proxy."""
     scheme, _, rest = address.partition("://")
     if scheme == "spark":
-        ends = [_end(end, 0) for end in rest.split(",")]
+        ends = [_parse_end(end, 0) for end in rest.split(",")]
     elif scheme == "sc":
-        ends = [_end(rest.partition("/")[0], _CONNECT_PORT)]
-        if ends[0] is not None and _by_proxy(ends[0][0]):
+        ends = [_parse_end(rest.partition("/")[0], _CONNECT_PORT)]
+        if ends[0] is not None and _uses_proxy(ends[0][0]):
             return ()
     else:
         return ()
     return [end for end in ends if end is not None] if all(ends) else ()
 
 
-def _end(text: str, default: int) -> tuple[str, int] | None:
+def _parse_end(text: str, default: int) -> tuple[str, int] | None:
     """Parse ``host:port``, ``[::1]:port``, or ``host`` with the default port; None when it is neither."""
     host, port = text.strip(), default
     with contextlib.suppress(ValueError):
@@ -58,12 +58,12 @@ def _end(text: str, default: int) -> tuple[str, int] | None:
     return (host, port) if host and 0 < port < 1 << 16 else None
 
 
-def _by_proxy(host: str) -> bool:
+def _uses_proxy(host: str) -> bool:
     names = {name.lower() for name, value in os.environ.items() if value}
     return not names.isdisjoint(_PROXIES) and not urllib.request.proxy_bypass(host)
 
 
-def _refusal(host: str, port: int) -> str:
+def _explain_refusal(host: str, port: int) -> str:
     """Return why a connection cannot be made; '' when it can."""
     try:
         socket.create_connection((host, port), _SECONDS).close()

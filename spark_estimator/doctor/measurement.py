@@ -25,12 +25,12 @@ from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import Min, Sum
-from spark_estimator.collectives.ring_order import Pair, pair_rounds
+from spark_estimator.collectives.ring_order import Pair, plan_pair_rounds
 from spark_estimator.env import CONNECTIONS_VARIABLE, Settings
 from spark_estimator.errors import HorovodInternalError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 MIB = 1 << 20
 #: More rounds would take longer than a user waits: of more than 16 hosts, only some of the pairs are measured.
@@ -89,9 +89,9 @@ class Speed:
     striped: tuple[Link, ...] = ()
 
 
-def rounds_of(hosts: int) -> list[list[Pair]]:
-    """Return the rounds of ``pair_rounds``; of more than `MOST_ROUNDS`, that many, evenly spread."""
-    rounds = pair_rounds(hosts)
+def choose_rounds(hosts: int) -> list[list[Pair]]:
+    """Return the rounds of ``plan_pair_rounds``; of more than `MOST_ROUNDS`, that many, evenly spread."""
+    rounds = plan_pair_rounds(hosts)
     if len(rounds) <= MOST_ROUNDS:
         return rounds
     return [rounds[number * len(rounds) // MOST_ROUNDS] for number in range(MOST_ROUNDS)]
@@ -104,38 +104,40 @@ def measure(parameters: int) -> Speed | None:
         parameters: of a model, whose gradients are exchanged.
     """
     context.init(process_sets="dynamic")
-    places = allgather_object((context.local_rank(), socket.gethostname()), name="speed.places")
-    leaders = [rank for rank, (local_rank, _) in enumerate(places) if local_rank == 0]
-    hosts = _distinct([places[rank][1] for rank in leaders])
+    locations = allgather_object((context.local_rank(), socket.gethostname()), name="speed.places")
+    leaders = [rank for rank, (local_rank, _) in enumerate(locations) if local_rank == 0]
+    hosts = _make_distinct([locations[rank][1] for rank in leaders])
     measured: dict[tuple[int, int], tuple[float, float]] = {}
-    for pairs in rounds_of(len(hosts)):
-        measured |= _measured_links(pairs, leaders)
-    links = _links(hosts, measured)
-    allreduce = {count: _seconds_of(count) for count in SIZES}
+    for pairs in choose_rounds(len(hosts)):
+        measured |= _measure_links(pairs, leaders)
+    links = _make_links(hosts, measured)
+    allreduce = {count: _measure_seconds(count) for count in SIZES}
     rate = SIZES[-1] / allreduce[SIZES[-1]]
-    gradients = {"float32": _gradient_seconds(parameters, rate, numpy.float32)}
+    gradients = {"float32": _measure_gradients(parameters, rate, numpy.float32)}
     if len(hosts) > 1:  # within a host, casts take the time that fewer bytes save
-        gradients["float16"] = _gradient_seconds(parameters, rate, numpy.float16)
-        gradients["int8"] = _gradient_seconds(parameters, rate, numpy.float32, int8=True)
+        gradients["float16"] = _measure_gradients(parameters, rate, numpy.float16)
+        gradients["int8"] = _measure_gradients(parameters, rate, numpy.float32, int8=True)
     rank = context.rank()
-    striped = _links(hosts, _striped(leaders)) if len(hosts) > 1 else ()
+    striped = _make_links(hosts, _measure_striped(leaders)) if len(hosts) > 1 else ()
     if rank:
         return None
-    return Speed(len(places), tuple(hosts), links, math.comb(len(hosts), 2), allreduce, parameters, gradients, striped)
+    return Speed(
+        len(locations), tuple(hosts), links, math.comb(len(hosts), 2), allreduce, parameters, gradients, striped
+    )
 
 
-def _links(hosts: Sequence[str], measured: dict[tuple[int, int], tuple[float, float]]) -> tuple[Link, ...]:
+def _make_links(hosts: Sequence[str], measured: dict[tuple[int, int], tuple[float, float]]) -> tuple[Link, ...]:
     return tuple(Link(hosts[first], hosts[second], *measured[first, second]) for first, second in sorted(measured))
 
 
-def _striped(leaders: Sequence[int]) -> dict[tuple[int, int], tuple[float, float]]:
+def _measure_striped(leaders: Sequence[int]) -> dict[tuple[int, int], tuple[float, float]]:
     """Measure one round of pairs, after the ranks have connected again with `CONNECTIONS` data connections.
 
     A collective. Nothing if some ranks have several already or lack file descriptors, or if anything fails: the
     other results are worth more.
     """
-    more = descriptors.needed(context.size()) + (CONNECTIONS - 1) * context.size()
-    possible = Settings.read().connections == 1 and not descriptors.shortage(more)
+    more = descriptors.count_for_ranks(context.size()) + (CONNECTIONS - 1) * context.size()
+    possible = Settings.read().connections == 1 and not descriptors.find_shortage(more)
     if not all(allgather_object(possible, name="speed.possible")):
         return {}
     context.shutdown()
@@ -143,7 +145,7 @@ def _striped(leaders: Sequence[int]) -> dict[tuple[int, int], tuple[float, float
     os.environ[CONNECTIONS_VARIABLE] = str(CONNECTIONS)
     try:
         context.init(process_sets="dynamic")
-        return _measured_links(rounds_of(len(leaders))[0], leaders)
+        return _measure_links(choose_rounds(len(leaders))[0], leaders)
     except HorovodInternalError as error:
         _log.warning("links were not measured with several connections: %s", error)
         return {}
@@ -154,12 +156,12 @@ def _striped(leaders: Sequence[int]) -> dict[tuple[int, int], tuple[float, float
             os.environ[CONNECTIONS_VARIABLE] = before
 
 
-def _distinct(names: Sequence[str]) -> list[str]:
+def _make_distinct(names: Sequence[str]) -> list[str]:
     """Return the names; those that several hosts have, as containers may, with the host's number."""
     return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
 
 
-def _measured_links(
+def _measure_links(
     pairs: Sequence[tuple[int, int]], leaders: Sequence[int]
 ) -> dict[tuple[int, int], tuple[float, float]]:
     """Measure Gbit/s and microseconds of each of some pairs of hosts, at the same time. A collective.
@@ -172,13 +174,13 @@ def _measured_links(
     for pair in pairs:
         ranks = [leaders[host] for host in pair]
         sets[pair] = None if len(ranks) == context.size() else context.add_process_set(ranks)
-    mine = {
-        pair: _link_figures(process_set)
+    own_figures = {
+        pair: _measure_link(process_set)
         for pair, process_set in sets.items()
         if process_set is None or process_set.included()
     }
     figures: dict[tuple[int, int], tuple[float, float]] = {}
-    for theirs in reversed(allgather_object(mine, name="speed.links")):
+    for theirs in reversed(allgather_object(own_figures, name="speed.links")):
         figures |= theirs  # of a pair, those of its first rank
     for process_set in sets.values():
         if process_set is not None:
@@ -186,21 +188,21 @@ def _measured_links(
     return figures
 
 
-def _link_figures(pair: ProcessSet | None) -> tuple[float, float]:
+def _measure_link(pair: ProcessSet | None) -> tuple[float, float]:
     """Measure a `Link`. A collective of the pair. Each of two ranks sends and receives as many bytes as it reduces."""
-    latency = _seconds_of(4, pair, calls=_LATENCY_CALLS)
-    rate = MIB / _seconds_of(MIB, pair)
-    count = _sample_bytes(rate, pair)
-    return count * 8 / _seconds_of(count, pair) / 1e9, latency * 1e6
+    latency = _measure_seconds(4, pair, calls=_LATENCY_CALLS)
+    rate = MIB / _measure_seconds(MIB, pair)
+    count = _agree_on_bytes(rate, pair)
+    return count * 8 / _measure_seconds(count, pair) / 1e9, latency * 1e6
 
 
-def _sample_bytes(rate: float, process_set: ProcessSet | None = None) -> int:
+def _agree_on_bytes(rate: float, process_set: ProcessSet | None = None) -> int:
     """Return how many bytes to exchange at `rate` bytes a second: at least 4 KiB, equal on all ranks. A collective."""
     count = max(min(int(rate * _SECONDS), MOST_BYTES), 4096)
     return int(arrays.allreduce(numpy.array([count]), Min, "speed.bytes", process_set=process_set)[0])
 
 
-def _seconds_of(
+def _measure_seconds(
     count: int, process_set: ProcessSet | None = None, *, dtype: Any = numpy.float32, int8: bool = False, calls: int = 5
 ) -> float:
     """Return the median seconds of an allreduce of `count` bytes. A collective of the set."""
@@ -220,12 +222,12 @@ def _seconds_of(
     return statistics.median(seconds[1:])
 
 
-def _gradient_seconds(parameters: int, rate: float, dtype: Any, *, int8: bool = False) -> float:
+def _measure_gradients(parameters: int, rate: float, dtype: Any, *, int8: bool = False) -> float:
     """Return the seconds of the exchange of a model's gradients, computed from a part of them if they are many.
 
     Args:
         rate: bytes a second that an allreduce of float32 reaches.
     """
     itemsize = numpy.dtype(dtype).itemsize
-    sample = min(parameters, _sample_bytes(rate) // 4)
-    return _seconds_of(sample * itemsize, dtype=dtype, int8=int8) * parameters / sample
+    sample = min(parameters, _agree_on_bytes(rate) // 4)
+    return _measure_seconds(sample * itemsize, dtype=dtype, int8=int8) * parameters / sample

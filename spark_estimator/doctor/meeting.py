@@ -29,7 +29,7 @@ _MARK_BYTES = 16
 Facts = dict[str, Any]
 
 
-def callers(everyone: Sequence[Facts]) -> dict[str, int]:
+def choose_callers(everyone: Sequence[Facts]) -> dict[str, int]:
     """Choose the partition that represents each executor: its lowest that can listen.
 
     Args:
@@ -42,7 +42,7 @@ def callers(everyone: Sequence[Facts]) -> dict[str, int]:
     return chosen
 
 
-def sharers(everyone: Sequence[Facts]) -> list[tuple[int, int]]:
+def choose_sharers(everyone: Sequence[Facts]) -> list[tuple[int, int]]:
     """Choose two partitions of each host that has two, (makes a segment, maps it): of two executors if possible."""
     hosts: dict[str, list[int]] = {}
     for partition, facts in enumerate(everyone):
@@ -93,12 +93,12 @@ class Meeting:
             that represents no executor; shared: whether memory could be shared, None where this task does not try;
             sharing_trouble: why not.
         """
-        chosen = callers(everyone)
+        chosen = choose_callers(everyone)
         facts: Facts = {"reached": [], "unreached": {}, "shared": None, "sharing_trouble": ""}
         if chosen.get(self.facts["executor"]) == partition:
             waiting = [other for executor, other in chosen.items() if executor != self.facts["executor"]]
             facts |= self._connect_to([everyone[other] for other in waiting])
-        for giver, taker in sharers(everyone):
+        for giver, taker in choose_sharers(everyone):
             if taker == partition:
                 try:
                     self._take_segment(everyone[giver]["local_name"])
@@ -121,12 +121,12 @@ class Meeting:
                     other = others.pop()
                 except IndexError:
                     return
-                where = (other["address"], other["port"])
+                address = (other["address"], other["port"])
                 try:
-                    authentication.dial(where, self._key, _HELLO, timeout=self._timeout)[0].close()
+                    authentication.dial(address, self._key, _HELLO, timeout=self._timeout)[0].close()
                     reached.append(other["executor"])
                 except Exception as error:
-                    unreached[other["executor"]] = f"{where[0]} port {where[1]}: {error}"
+                    unreached[other["executor"]] = f"{address[0]} port {address[1]}: {error}"
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(min(len(others), _MAX_THREADS))]
         for thread in threads:
@@ -175,10 +175,10 @@ class Meeting:
                 socket.send_fds(sock, [b"\1"], [segment])
                 mark = b""
                 while len(mark) < _MARK_BYTES:
-                    part = sock.recv(_MARK_BYTES - len(mark))
-                    if not part:
+                    received = sock.recv(_MARK_BYTES - len(mark))
+                    if not received:
                         return
-                    mark += part
+                    mark += received
                 with map_file(segment) as mapped:
                     sock.sendall(b"\1" if mapped[-_MARK_BYTES:] == mark else b"\0")
             finally:

@@ -39,7 +39,7 @@ MORE = "more: python -m spark_estimator "
 ENCRYPTION = "; from spark_estimator.security.encryption import check_encryption; check_encryption()"
 
 
-def task_of(order: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def make_task(order: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Make the function that Spark runs in each task: it yields one row of `SCHEMA`, whose report is a JSON object.
 
     Args:
@@ -73,18 +73,18 @@ def examine(order: dict[str, Any]) -> dict[str, Any]:
     report["executor"] = address or f"{report['host']}/{os.getppid()}"
     report["task_cpus"] = context.cpus()
     checks: dict[str, Callable[[], Any]] = {
-        "python": python,
-        "package": package,
-        "packages": packages,
-        "engine": lambda: engine(order["encrypted"]),
-        "driver": lambda: driver(order, partition),
-        "disk": disk,
-        "memory": memory,
-        "cores": cores,
-        "gpus": lambda: gpus(context),
+        "python": check_python,
+        "package": check_package,
+        "packages": check_packages,
+        "engine": lambda: check_engine(order["encrypted"]),
+        "driver": lambda: check_driver(order, partition),
+        "disk": check_disk,
+        "memory": check_memory,
+        "cores": check_cores,
+        "gpus": lambda: check_gpus(context),
     }
     if order["barrier"]:
-        checks["meeting"] = lambda: meeting(context, order, address)
+        checks["meeting"] = lambda: check_meeting(context, order, address)
     for name, check in checks.items():
         try:
             report[name] = check()
@@ -95,19 +95,19 @@ def examine(order: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def python() -> dict[str, str]:
+def check_python() -> dict[str, str]:
     """Report the interpreter."""
     return {"version": platform.python_version(), "executable": sys.executable}
 
 
-def package() -> dict[str, str]:
+def check_package() -> dict[str, str]:
     """Report our package, by importing it."""
     import spark_estimator
 
     return {"version": spark_estimator.__version__, "path": os.path.dirname(spark_estimator.__file__)}
 
 
-def packages() -> dict[str, str]:
+def check_packages() -> dict[str, str]:
     """Report the versions of the packages that a job uses; '' for packages that are not installed."""
     import pyspark
 
@@ -120,7 +120,7 @@ def packages() -> dict[str, str]:
     return versions
 
 
-def engine(encrypted: bool = False) -> dict[str, str]:
+def check_engine(encrypted: bool = False) -> dict[str, str]:
     """Load the native library, in a separate process; if the ranks encrypt, also OpenSSL's."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     program = ENGINE + ENCRYPTION if encrypted else ENGINE
@@ -136,24 +136,24 @@ def engine(encrypted: bool = False) -> dict[str, str]:
     return {"build": answer.stdout.strip()}
 
 
-def driver(order: dict[str, Any], partition: int) -> dict[str, Any]:
+def check_driver(order: dict[str, Any], partition: int) -> dict[str, Any]:
     """Connect to the driver as a job would; report how far this host's clock is ahead of the driver's, in seconds."""
-    where = order["channel"]
-    if where is None:
+    channel_address = order["channel"]
+    if channel_address is None:
         return {"error": "the driver has no address to listen at"}
-    address = (where["host"], where["port"])
+    address = (channel_address["host"], channel_address["port"])
     try:
         from spark_estimator.observe import channel, frames
     except ImportError:
         socket.create_connection(address, timeout=order["seconds"]).close()
         return {"address": f"{address[0]}:{address[1]}", "unproved": True}
     connected = channel.SupervisorChannel.connect(
-        address, bytes.fromhex(where["token"]), where["job_id"], partition, lambda reason: None
+        address, bytes.fromhex(channel_address["token"]), channel_address["job_id"], partition, lambda reason: None
     )
     try:
         before = time.time()
         connected.send(frames.FACTS, facts="what time is it?")
-        answer = connected.answer()
+        answer = connected.wait_for_answer()
         after = time.time()
     finally:
         connected.close()
@@ -167,7 +167,7 @@ def driver(order: dict[str, Any], partition: int) -> dict[str, Any]:
     }
 
 
-def disk() -> dict[str, Any]:
+def check_disk() -> dict[str, Any]:
     """Report free space for temporary files, in bytes; a file is written to it."""
     folder = tempfile.gettempdir()
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -176,7 +176,7 @@ def disk() -> dict[str, Any]:
     return {"folder": folder, "free": shutil.disk_usage(folder).free}
 
 
-def memory() -> dict[str, int]:
+def check_memory() -> dict[str, int]:
     """Report the bytes that programs here could still get, of the host's memory or the control group's limit."""
     with open("/proc/meminfo", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
@@ -193,17 +193,17 @@ def memory() -> dict[str, int]:
     return {"free": free}
 
 
-def cores() -> dict[str, int]:
+def check_cores() -> dict[str, int]:
     """Report the cores that this process may use."""
     try:
-        from spark_estimator.collectives.cores import available_cores
+        from spark_estimator.collectives.cores import count_available_cores
 
-        return {"usable": available_cores()}
+        return {"usable": count_available_cores()}
     except ImportError:
         return {"usable": len(os.sched_getaffinity(0))}
 
 
-def gpus(context: Any) -> dict[str, Any]:
+def check_gpus(context: Any) -> dict[str, Any]:
     """Report the host's GPUs, those that Spark assigned to this task, and the value of CUDA_VISIBLE_DEVICES."""
     resource = context.resources().get("gpu")
     facts: dict[str, Any] = {
@@ -224,7 +224,7 @@ def gpus(context: Any) -> dict[str, Any]:
     return {**facts, "there": [row for row in rows if len(row) == 3]}
 
 
-def meeting(context: Any, order: dict[str, Any], address: str) -> dict[str, Any]:
+def check_meeting(context: Any, order: dict[str, Any], address: str) -> dict[str, Any]:
     """Connect to the other tasks of the stage, see ``doctor.meeting``.
 
     A task that cannot still takes part in the barriers: the others would wait for it.

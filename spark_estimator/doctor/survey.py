@@ -19,25 +19,25 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from spark_estimator import __version__
-from spark_estimator.collectives.rendezvous import new_job_id
+from spark_estimator.collectives.rendezvous import make_job_id
 from spark_estimator.doctor import probe
 from spark_estimator.doctor.findings import Finding, Severity, attempt
 from spark_estimator.doctor.measurement import Speed, measure
-from spark_estimator.doctor.verdicts import DriverSide, findings_of
+from spark_estimator.doctor.verdicts import DriverSide, judge_reports
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.launch.spark.configuration import Configuration
-from spark_estimator.launch.spark.dynamic_allocation import on_demand, uses_barrier
-from spark_estimator.launch.spark.encryption_policy import encryption_of
+from spark_estimator.launch.spark.dynamic_allocation import grows_on_demand, uses_barrier
+from spark_estimator.launch.spark.encryption_policy import decide_encryption
 from spark_estimator.launch.spark.job_tag import JobTag
-from spark_estimator.launch.spark.rank_stage import rank_stage
-from spark_estimator.launch.spark.session import session_thread
-from spark_estimator.launch.spark.slots import all_slots, check_session, count_slots, default_size
+from spark_estimator.launch.spark.rank_stage import make_rank_stage
+from spark_estimator.launch.spark.session import make_session_thread
+from spark_estimator.launch.spark.slots import check_session, choose_default_size, count_all_slots, count_slots
 from spark_estimator.launch.spark.stage_job import run_on_spark
 from spark_estimator.launch.spark.start import TaskReports
 from spark_estimator.observe import frames
-from spark_estimator.observe.driver_address import driver_address
+from spark_estimator.observe.driver_address import find_driver_address
 from spark_estimator.observe.driver_server import DriverServer
 from spark_estimator.peer_json import parse_object
 from spark_estimator.security.authentication import KEY_BYTES
@@ -57,38 +57,38 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
     """
     conf = Configuration(spark)
     yield attempt("session", lambda: f"Spark {spark.version} at {conf.master or 'a remote server'}")
-    refused = attempt("barrier stages", lambda: _start(spark, conf))
+    refused = attempt("barrier stages", lambda: _check_start(spark, conf))
     yield refused
-    encryption = attempt("encryption", lambda: _encryption(spark))
+    encryption = attempt("encryption", lambda: _describe_encryption(spark))
     yield encryption
     try:
-        size, counted = _slots(spark, conf)
+        size, counted = _choose_size(spark, conf)
         yield Finding("slots", Severity.OK, counted)
     except PreflightError as error:
-        size = _guess(spark)
+        size = _guess_size(spark)
         text = f"their number is unknown ({error}); trying {size} tasks"
         yield Finding("slots", Severity.NOTE if size else Severity.MISSING, text)
     if not size or (refused.state is Severity.MISSING and conf.is_local):
         return
     barrier = refused.state is Severity.OK and uses_barrier(conf)
     try:
-        encrypted = encryption.state is Severity.OK and encryption_of(spark)[0]
+        encrypted = encryption.state is Severity.OK and decide_encryption(spark)[0]
         reports = _Survey(spark, size, barrier=barrier, encrypted=encrypted).run(timeout)
     except Exception as error:
         explained = spark_errors.explain(str(error)) or error
         ours = isinstance(explained, PreflightError)
-        text = str(explained) if ours else f"Spark could not run the checks: {spark_errors.telling_line(error)}"
+        text = str(explained) if ours else f"Spark could not run the checks: {spark_errors.find_telling_line(error)}"
         yield Finding("executors", Severity.MISSING, text, "" if ours else "see the executors' logs")
         return
     here = DriverSide(
         python=platform.python_version(),
         package=__version__,
-        packages=probe.packages(),
+        packages=probe.check_packages(),
         barrier=barrier,
-        gpus_per_task=conf.number("spark.task.resource.gpu.amount") or 0.0,
+        gpus_per_task=conf.get_number("spark.task.resource.gpu.amount") or 0.0,
         is_local=conf.is_local,
     )
-    yield from findings_of(here, reports)
+    yield from judge_reports(here, reports)
 
 
 def measure_speed(spark: SparkSession, parameters: int, timeout: timedelta) -> Speed:
@@ -103,35 +103,35 @@ def measure_speed(spark: SparkSession, parameters: int, timeout: timedelta) -> S
     """
     check_session(spark)
     options = JobOptions(args=(parameters,), verbose=0, start_timeout=timeout)
-    result: Speed = run_on_spark(spark, measure, default_size(spark), options)[0]
+    result: Speed = run_on_spark(spark, measure, choose_default_size(spark), options)[0]
     return result
 
 
-def _encryption(spark: SparkSession) -> str:
-    encrypted, reason = encryption_of(spark)
+def _describe_encryption(spark: SparkSession) -> str:
+    encrypted, reason = decide_encryption(spark)
     return f"ranks {'encrypt' if encrypted else 'do not encrypt'} what they send between hosts: {reason}"
 
 
-def _start(spark: SparkSession, conf: Configuration) -> str:
+def _check_start(spark: SparkSession, conf: Configuration) -> str:
     check_session(spark)
     if uses_barrier(conf):
         return "Spark can start ranks together"
     return "not used here: ranks start one by one and wait for the last; give their number (np, num_proc)"
 
 
-def _slots(spark: SparkSession, conf: Configuration) -> tuple[int, str]:
+def _choose_size(spark: SparkSession, conf: Configuration) -> tuple[int, str]:
     """Return how many tasks to try, and the reason for that number."""
-    if on_demand(conf):
+    if grows_on_demand(conf):
         size = max(count_slots(spark).count or 0, _ON_DEMAND)
         return size, f"executors start on demand; trying {size} tasks"
-    size = all_slots(spark)
+    size = count_all_slots(spark)
     return size, f"{size}: {count_slots(spark).arithmetic}"
 
 
-def _guess(spark: SparkSession) -> int:
+def _guess_size(spark: SparkSession) -> int:
     """Return how many tasks to try if Spark does not report its number of slots."""
     with contextlib.suppress(PreflightError):
-        return default_size(spark)
+        return choose_default_size(spark)
     return 0
 
 
@@ -149,7 +149,7 @@ class _Survey:
         self._size = size
         self._barrier = barrier
         self._encrypted = encrypted
-        self._job_id = new_job_id()
+        self._job_id = make_job_id()
         self._tag = JobTag(spark, f"spark_estimator-doctor-{self._job_id}")
         self._rows: list[Any] = []
         self._error: BaseException | None = None
@@ -171,11 +171,11 @@ class _Survey:
             "seconds": _CONNECTION.total_seconds(),
         }
         try:
-            thread = session_thread(self._spark, lambda: self._collect(order))
+            thread = make_session_thread(self._spark, lambda: self._collect(order))
             thread.start()
             thread.join(timeout.total_seconds())
             if thread.is_alive():
-                holders = TaskReports(self._spark, self._tag.text).holders()
+                holders = TaskReports(self._spark, self._tag.text).describe_holders()
                 self._tag.cancel()
                 thread.join(_CANCELLED.total_seconds())
                 raise PreflightError(
@@ -201,7 +201,7 @@ class _Survey:
                 server.send(partition, frames.EVERYONE, {"facts": [json.dumps(time.time())]})
 
         try:
-            address = driver_address(Configuration(self._spark).get("spark.driver.host") or "")
+            address = find_driver_address(Configuration(self._spark).get("spark.driver.host") or "")
             server = DriverServer(address, self._job_id, self._size, receive)
         except OSError:
             return None
@@ -212,16 +212,16 @@ class _Survey:
         """Run the stage; in a separate thread, so that it can be abandoned."""
         try:
             self._tag.add(f"doctor's checks in {self._size} tasks")
-            with _travelling_whole():
+            with _pickle_probe_by_value():
                 numbers = self._spark.range(0, self._size, 1, self._size)
-                frame = rank_stage(numbers, probe.task_of(order), probe.SCHEMA, barrier=self._barrier)
+                frame = make_rank_stage(numbers, probe.make_task(order), probe.SCHEMA, barrier=self._barrier)
                 self._rows = frame.collect()
         except BaseException as error:
             self._error = error
 
 
 @contextlib.contextmanager
-def _travelling_whole() -> Iterator[None]:
+def _pickle_probe_by_value() -> Iterator[None]:
     """Pickle the probe by value: executors need not have it."""
     cloudpickle.register_pickle_by_value(probe)
     try:

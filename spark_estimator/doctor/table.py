@@ -10,12 +10,12 @@ from spark_estimator.doctor.findings import Finding, Severity
 _MOST_NAMED = 4
 
 
-def table_of(findings: Sequence[Finding]) -> str:
+def format_table(findings: Sequence[Finding]) -> str:
     """Return the report of ``doctor.cluster`` for people, below the lines on the session as a whole."""
     lines: list[str] = []
     on_executors = [finding for finding in findings if finding.executor]
     if on_executors:
-        lines = ["", *_matrix(on_executors), "", *_details(on_executors)]
+        lines = ["", *_format_matrix(on_executors), "", *_format_details(on_executors)]
     missing = list(dict.fromkeys(finding.name for finding in findings if finding.state is Severity.MISSING))
     if missing:
         lines += ["", f"Missing: {', '.join(missing)}."]
@@ -25,7 +25,7 @@ def table_of(findings: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _matrix(findings: Sequence[Finding]) -> list[str]:
+def _format_matrix(findings: Sequence[Finding]) -> list[str]:
     names = list(dict.fromkeys(finding.name for finding in findings))
     rows: dict[str, dict[str, str]] = {}
     for finding in findings:
@@ -35,7 +35,7 @@ def _matrix(findings: Sequence[Finding]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
-def _details(findings: Sequence[Finding]) -> list[str]:
+def _format_details(findings: Sequence[Finding]) -> list[str]:
     """List problems first, then the rest; equal findings of several executors appear once."""
     alike: dict[tuple[str, Severity, str, str], list[str]] = {}
     for finding in sorted(findings, key=lambda finding: list(Severity).index(finding.state), reverse=True):
@@ -47,6 +47,6 @@ def _details(findings: Sequence[Finding]) -> list[str]:
             continue
         named = ", ".join(executors[:_MOST_NAMED])
         more = f" and {len(executors) - _MOST_NAMED} more" if len(executors) > _MOST_NAMED else ""
-        where = "everywhere" if len(executors) == everywhere > 1 else f"{named}{more}"
-        lines.append(str(Finding(name, state, f"{where}: {text}", fix)))
+        location = "everywhere" if len(executors) == everywhere > 1 else f"{named}{more}"
+        lines.append(str(Finding(name, state, f"{location}: {text}", fix)))
     return lines

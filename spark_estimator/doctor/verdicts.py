@@ -46,7 +46,7 @@ class DriverSide:
     is_local: bool = False
 
 
-def findings_of(here: DriverSide, reports: Sequence[Report]) -> list[Finding]:
+def judge_reports(here: DriverSide, reports: Sequence[Report]) -> list[Finding]:
     """Return a finding for each executor and check.
 
     Args:
@@ -56,18 +56,18 @@ def findings_of(here: DriverSide, reports: Sequence[Report]) -> list[Finding]:
     for report in reports:
         executors.setdefault(report["executor"], []).append(report)
     verdicts: dict[str, Callable[[list[Report]], Finding]] = {
-        "wheel": lambda executor_reports: _wheel(here, executor_reports[0]),
-        "python": lambda executor_reports: _python(here, executor_reports[0]),
-        "packages": lambda executor_reports: _packages(here, executor_reports[0]),
-        "engine": lambda executor_reports: _engine(executor_reports[0]),
-        "driver": lambda executor_reports: _driver(executor_reports),
-        "peers": lambda executor_reports: _peers(here, executor_reports, len(executors)),
-        "sharing": lambda executor_reports: _sharing(here, executor_reports, reports),
-        "disk": lambda executor_reports: _disk(executor_reports[0]),
-        "memory": lambda executor_reports: _memory(executor_reports[0]),
-        "gpus": lambda executor_reports: _gpus(here, executor_reports),
-        "clock": lambda executor_reports: _clock(executor_reports),
-        "cores": lambda executor_reports: _cores(executor_reports, reports),
+        "wheel": lambda executor_reports: _judge_wheel(here, executor_reports[0]),
+        "python": lambda executor_reports: _judge_python(here, executor_reports[0]),
+        "packages": lambda executor_reports: _judge_packages(here, executor_reports[0]),
+        "engine": lambda executor_reports: _judge_engine(executor_reports[0]),
+        "driver": lambda executor_reports: _judge_driver(executor_reports),
+        "peers": lambda executor_reports: _judge_peers(here, executor_reports, len(executors)),
+        "sharing": lambda executor_reports: _judge_sharing(here, executor_reports, reports),
+        "disk": lambda executor_reports: _judge_disk(executor_reports[0]),
+        "memory": lambda executor_reports: _judge_memory(executor_reports[0]),
+        "gpus": lambda executor_reports: _judge_gpus(here, executor_reports),
+        "clock": lambda executor_reports: _judge_clock(executor_reports),
+        "cores": lambda executor_reports: _judge_cores(executor_reports, reports),
     }
     findings = []
     for executor, executor_reports in executors.items():
@@ -77,103 +77,105 @@ def findings_of(here: DriverSide, reports: Sequence[Report]) -> list[Finding]:
     return findings
 
 
-def _ok(text: str) -> Finding:
+def _make_ok(text: str) -> Finding:
     return Finding("", Severity.OK, text)
 
 
-def _note(text: str, fix: str = "") -> Finding:
+def _make_note(text: str, fix: str = "") -> Finding:
     return Finding("", Severity.NOTE, text, fix)
 
 
-def _bad(text: str, fix: str) -> Finding:
+def _make_problem(text: str, fix: str) -> Finding:
     return Finding("", Severity.MISSING, text, fix)
 
 
-def _wheel(here: DriverSide, report: Report) -> Finding:
+def _judge_wheel(here: DriverSide, report: Report) -> Finding:
     package = report["package"]
     install = f"install spark_estimator {here.package} in {report['python'].get('executable', 'its Python')}"
     if "error" in package:
-        return _bad(f"spark_estimator cannot be imported: {package['error']}", install)
+        return _make_problem(f"spark_estimator cannot be imported: {package['error']}", install)
     if package["version"] != here.package:
-        return _bad(f"spark_estimator {package['version']} in {package['path']}, and {here.package} here", install)
-    return _ok(f"{package['version']} in {package['path']}")
+        return _make_problem(
+            f"spark_estimator {package['version']} in {package['path']}, and {here.package} here", install
+        )
+    return _make_ok(f"{package['version']} in {package['path']}")
 
 
-def _python(here: DriverSide, report: Report) -> Finding:
+def _judge_python(here: DriverSide, report: Report) -> Finding:
     theirs = report["python"]["version"]
     text = f"{theirs} ({report['python']['executable']})"
     if theirs.split(".")[:2] != here.python.split(".")[:2]:
         fix = "set PYSPARK_PYTHON, before the session is created, to a Python of the driver's version"
-        return _bad(f"{text}, and {here.python} here: functions can't be pickled between the two", fix)
+        return _make_problem(f"{text}, and {here.python} here: functions can't be pickled between the two", fix)
     if theirs != here.python:
-        return _note(f"{text}, and {here.python} here")
-    return _ok(text)
+        return _make_note(f"{text}, and {here.python} here")
+    return _make_ok(text)
 
 
-def _packages(here: DriverSide, report: Report) -> Finding:
+def _judge_packages(here: DriverSide, report: Report) -> Finding:
     versions = report["packages"]
     if "error" in versions:
-        return _bad(f"their versions are unknown: {versions['error']}", "see its log")
+        return _make_problem(f"their versions are unknown: {versions['error']}", "see its log")
     missing = [name for name in versions if not versions[name] and (name in _NEEDED or here.packages.get(name))]
     if missing:
         needed = [f"{name}=={here.packages[name]}" if here.packages.get(name) else name for name in missing]
-        return _bad(f"{', '.join(missing)} missing", f"pip install {' '.join(needed)}")
+        return _make_problem(f"{', '.join(missing)} missing", f"pip install {' '.join(needed)}")
     differing = [
         f"{name} {versions[name]} ({here.packages[name]} here)"
         for name in versions
         if versions[name] and here.packages.get(name) and versions[name] != here.packages[name]
     ]
     if differing:
-        return _note(f"different from the driver: {', '.join(differing)}", "install the same versions on both")
-    return _ok(", ".join(f"{name} {version}" for name, version in versions.items() if version))
+        return _make_note(f"different from the driver: {', '.join(differing)}", "install the same versions on both")
+    return _make_ok(", ".join(f"{name} {version}" for name, version in versions.items() if version))
 
 
-def _engine(report: Report) -> Finding:
+def _judge_engine(report: Report) -> Finding:
     engine = report["engine"]
     if EncryptionUnavailableError.__name__ in str(engine.get("error")):
         fix = "install OpenSSL's library on its host, or turn encryption off (docs/how-to/secure-clusters.md)"
-        return _bad(str(engine["error"]), fix)
+        return _make_problem(str(engine["error"]), fix)
     if "error" in engine:
-        return _bad(str(engine["error"]), "install the wheel for this platform, see the README")
-    return _ok(engine["build"])
+        return _make_problem(str(engine["error"]), "install the wheel for this platform, see the README")
+    return _make_ok(engine["build"])
 
 
-def _driver(reports: Sequence[Report]) -> Finding:
+def _judge_driver(reports: Sequence[Report]) -> Finding:
     failed = [report["driver"]["error"] for report in reports if "error" in report["driver"]]
     if failed:
         fix = (
             "without it jobs start a second later and their lines stay in the executors' logs; set spark.driver.host "
             "to an address that executors can reach, and allow connections to all of its ports"
         )
-        return _note(f"its server can't be reached: {failed[0]}", fix)
-    return _ok(f"reached at {reports[0]['driver']['address']}")
+        return _make_note(f"its server can't be reached: {failed[0]}", fix)
+    return _make_ok(f"reached at {reports[0]['driver']['address']}")
 
 
-def _peers(here: DriverSide, own_reports: Sequence[Report], executors: int) -> Finding:
+def _judge_peers(here: DriverSide, own_reports: Sequence[Report], executors: int) -> Finding:
     if not here.barrier:
-        return _note("not tried, because Spark can't start tasks together here")
+        return _make_note("not tried, because Spark can't start tasks together here")
     met = [report["meeting"] for report in own_reports]
     if all("error" in meeting for meeting in met):
         fix = (
             "fix the other missing items first; otherwise set SPARK_LOCAL_IP on its host to an address that others "
             "reach"
         )
-        return _bad(f"the check failed: {met[0]['error']}", fix)
-    unreached = {other: why for meeting in met for other, why in meeting.get("unreached", {}).items()}
+        return _make_problem(f"the check failed: {met[0]['error']}", fix)
+    unreached = {other: reason for meeting in met for other, reason in meeting.get("unreached", {}).items()}
     if unreached:
-        text = "; ".join(f"cannot connect to {other} ({why})" for other, why in sorted(unreached.items()))
-        return _bad(text, "allow connections between the executors' hosts at all ports above 1023")
+        text = "; ".join(f"cannot connect to {other} ({reason})" for other, reason in sorted(unreached.items()))
+        return _make_problem(text, "allow connections between the executors' hosts at all ports above 1023")
     reached = sum(len(meeting.get("reached", ())) for meeting in met)
     if reached < executors - 1:
-        return _note(f"{reached} of {executors - 1} other executors could be checked; the rest did not listen")
+        return _make_note(f"{reached} of {executors - 1} other executors could be checked; the rest did not listen")
     if executors == 1:
-        return _ok("no other executor")
-    return _ok("the other one was reached" if reached == 1 else f"all {reached} others were reached")
+        return _make_ok("no other executor")
+    return _make_ok("the other one was reached" if reached == 1 else f"all {reached} others were reached")
 
 
-def _sharing(here: DriverSide, own_reports: Sequence[Report], reports: Sequence[Report]) -> Finding:
+def _judge_sharing(here: DriverSide, own_reports: Sequence[Report], reports: Sequence[Report]) -> Finding:
     if not here.barrier:
-        return _note("not tried, because Spark can't start tasks together here")
+        return _make_note("not tried, because Spark can't start tasks together here")
     hosts = {report["host"] for report in own_reports}
     tried = [
         report["meeting"] for report in reports
@@ -182,79 +184,79 @@ def _sharing(here: DriverSide, own_reports: Sequence[Report], reports: Sequence[
     failed = [meeting["sharing_trouble"] for meeting in tried if not meeting["shared"]]
     if failed:
         fix = "without it jobs use TCP, which is slower; containers of one host need a common network namespace"
-        return _note(f"two tasks of this host can't share memory: {failed[0]}", fix)
-    return _ok("two tasks of this host share memory" if tried else "there is one task on this host")
+        return _make_note(f"two tasks of this host can't share memory: {failed[0]}", fix)
+    return _make_ok("two tasks of this host share memory" if tried else "there is one task on this host")
 
 
-def _disk(report: Report) -> Finding:
+def _judge_disk(report: Report) -> Finding:
     disk = report["disk"]
     fix = "free some, or set TMPDIR (spark.executorEnv.TMPDIR) to a folder with more"
     if "error" in disk:
-        return _bad(f"temporary files can't be written: {disk['error']}", fix)
-    text = f"{_size(disk['free'])} free in {disk['folder']}"
+        return _make_problem(f"temporary files can't be written: {disk['error']}", fix)
+    text = f"{_format_size(disk['free'])} free in {disk['folder']}"
     if disk["free"] < LEAST_DISK:
-        return _bad(text, fix)
-    return _note(text, fix) if disk["free"] < LITTLE_DISK else _ok(text)
+        return _make_problem(text, fix)
+    return _make_note(text, fix) if disk["free"] < LITTLE_DISK else _make_ok(text)
 
 
-def _memory(report: Report) -> Finding:
+def _judge_memory(report: Report) -> Finding:
     memory = report["memory"]
     if "error" in memory:
-        return _note(f"not known: {memory['error']}")
-    text = f"{_size(memory['free'])} free"
+        return _make_note(f"not known: {memory['error']}")
+    text = f"{_format_size(memory['free'])} free"
     fix = "ranks live beside the executor's Java: raise spark.executor.memoryOverhead, or use fewer ranks a host"
-    return _note(text, fix) if memory["free"] < LITTLE_MEMORY else _ok(text)
+    return _make_note(text, fix) if memory["free"] < LITTLE_MEMORY else _make_ok(text)
 
 
-def _gpus(here: DriverSide, own_reports: Sequence[Report]) -> Finding:
+def _judge_gpus(here: DriverSide, own_reports: Sequence[Report]) -> Finding:
     gpus = own_reports[0]["gpus"]
     if "error" in gpus:
-        return _note(f"not known: {gpus['error']}")
+        return _make_note(f"not known: {gpus['error']}")
     addresses = [address for report in own_reports for address in report["gpus"].get("given", ())]
-    there = "; ".join(f"{index} {name} ({uuid})" for index, uuid, name in gpus["there"])
+    installed = "; ".join(f"{index} {name} ({uuid})" for index, uuid, name in gpus["there"])
     if "trouble" in gpus:
-        return _note(f"nvidia-smi fails: {gpus['trouble']}", "fix the NVIDIA driver there")
+        return _make_note(f"nvidia-smi fails: {gpus['trouble']}", "fix the NVIDIA driver there")
     if addresses:
         text = f"Spark gives {', '.join(addresses)}, one per task"
         if gpus["visible"] is not None:
             text += f", of CUDA_VISIBLE_DEVICES={gpus['visible']}"
-        if not there:
-            return _note(f"{text}; their type is unknown without nvidia-smi")
-        return _ok(f"{text}; there: {there}")
-    if there and not here.is_local and not here.gpus_per_task:
+        if not installed:
+            return _make_note(f"{text}; their type is unknown without nvidia-smi")
+        return _make_ok(f"{text}; there: {installed}")
+    if installed and not here.is_local and not here.gpus_per_task:
         fix = "start the session with spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
-        return _note(f"{there}, but Spark gives none to tasks", fix)
-    return _ok(there or "none")
+        return _make_note(f"{installed}, but Spark gives none to tasks", fix)
+    return _make_ok(installed or "none")
 
 
-def _clock(reports: Sequence[Report]) -> Finding:
+def _judge_clock(reports: Sequence[Report]) -> Finding:
     measured = [report["driver"] for report in reports if "clock" in report["driver"]]
     if not measured:
-        return _note("not compared, because the driver was not reached")
+        return _make_note("not compared, because the driver was not reached")
     best = min(measured, key=lambda report: float(report["clock_within"]))
     offset, within = float(best["clock"]), float(best["clock_within"])
     text = f"{abs(offset):.3f} s {'ahead of' if offset > 0 else 'behind'} the driver's, give or take {within:.3f}"
     if abs(offset) - within > CLOCK_SECONDS:
-        return _note(
+        return _make_note(
             text, "run a time service (chrony, ntpd) on all hosts: the first failure is identified by its time"
         )
-    return _ok(text)
+    return _make_ok(text)
 
 
-def _cores(own_reports: Sequence[Report], reports: Sequence[Report]) -> Finding:
+def _judge_cores(own_reports: Sequence[Report], reports: Sequence[Report]) -> Finding:
     cores = own_reports[0]["cores"]
     if "error" in cores:
-        return _note(f"not known: {cores['error']}")
+        return _make_note(f"not known: {cores['error']}")
     cpus = int(own_reports[0]["task_cpus"])
-    here = [report for report in reports if report["host"] == own_reports[0]["host"]]
-    text = f"{cores['usable']} usable, {len(here)} slots on this host x {cpus} (spark.task.cpus)"
-    if len(here) * cpus > cores["usable"]:
+    same_host = [report for report in reports if report["host"] == own_reports[0]["host"]]
+    text = f"{cores['usable']} usable, {len(same_host)} slots on this host x {cpus} (spark.task.cpus)"
+    if len(same_host) * cpus > cores["usable"]:
         fix = (
             "ranks on all of them share cores: give the executor fewer (spark.executor.cores), or raise spark.task.cpus"
         )
-        return _note(text, fix)
-    return _ok(text)
+        return _make_note(text, fix)
+    return _make_ok(text)
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count / MIB / 1024:.1f} GiB" if count >= 1024 * MIB else f"{count / MIB:.0f} MiB"

@@ -14,12 +14,12 @@ import numpy
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.elastic.resumption import Facts, Resumption
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
-def ring_target(rank: int, size: int, host_ranks: int) -> int:
+def choose_ring_target(rank: int, size: int, host_ranks: int) -> int:
     """Return the rank that keeps what `rank` alone has: one on the next host, where all hosts have as many ranks.
 
     Args:
@@ -29,11 +29,11 @@ def ring_target(rank: int, size: int, host_ranks: int) -> int:
     return (rank + shift) % size
 
 
-def smallest_within(sizes: Sequence[int], most_bytes: int) -> set[int]:
+def select_smallest(sizes: Sequence[int], most_bytes: int) -> set[int]:
     """Return the positions of the smallest of some sizes, in bytes, which have at most `most_bytes` together."""
-    by_size = sorted(range(len(sizes)), key=lambda place: sizes[place])
-    totals = itertools.accumulate(sizes[place] for place in by_size)
-    return {place for place, total in zip(by_size, totals, strict=True) if total <= most_bytes}
+    by_size = sorted(range(len(sizes)), key=lambda position: sizes[position])
+    totals = itertools.accumulate(sizes[position] for position in by_size)
+    return {position for position, total in zip(by_size, totals, strict=True) if total <= most_bytes}
 
 
 def ranks_stay(facts: Sequence[Facts]) -> bool:
@@ -42,8 +42,8 @@ def ranks_stay(facts: Sequence[Facts]) -> bool:
     Args:
         facts: [ranks] of the new round.
     """
-    known = {each.size for each in facts if each.rank >= 0}
-    return known == {len(facts)} and all(each.rank in (-1, new) for new, each in enumerate(facts))
+    former_sizes = {each.size for each in facts if each.rank >= 0}
+    return former_sizes == {len(facts)} and all(each.rank in (-1, new) for new, each in enumerate(facts))
 
 
 class PeerCopies:
@@ -56,7 +56,7 @@ class PeerCopies:
     def __init__(self) -> None:
         self.rank = self.size = -1
         self._host_ranks = 1
-        self._kept: dict[tuple[int, int], bytes] = {}  # by source and step
+        self._copies: dict[tuple[int, int], bytes] = {}  # by source and step
 
     def agree(self, content: bytes, committed: int) -> None:
         """Send what only this rank has after the step that follows `committed`, and wait for the agreement.
@@ -68,16 +68,16 @@ class PeerCopies:
         """
         if self.size <= 1:
             return
-        self._kept = {key: value for key, value in self._kept.items() if key[1] == committed}
+        self._copies = {key: value for key, value in self._copies.items() if key[1] == committed}
         self._send(content, committed + 1)
         arrays.allgather(numpy.array([committed], numpy.int64), "elastic.step.agreement")
 
     def carry_over(self, step: int) -> None:
         """Use the copies of the commit before for the commit with this number: no step was taken between them."""
-        of_last = {key: value for key, value in self._kept.items() if key[1] == step - 1}
-        self._kept = {(source, step): value for (source, _), value in of_last.items()}
+        of_last = {key: value for key, value in self._copies.items() if key[1] == step - 1}
+        self._copies = {(source, step): value for (source, _), value in of_last.items()}
 
-    def recovered(self, facts: Sequence[Facts], at: Resumption) -> bytes | None:
+    def recover(self, facts: Sequence[Facts], at: Resumption) -> bytes | None:
         """Return, on a process that replaces a lost one, what only that had; None on others. A collective.
 
         A warning reports that the copy was lost, too.
@@ -89,9 +89,9 @@ class PeerCopies:
         missing = [new for new, each in enumerate(facts) if each.rank < 0] if ranks_stay(facts) else []
         if not missing or at.from_full:
             return None
-        mine = {new: self._kept[new, at.step] for new in missing if (new, at.step) in self._kept}
+        own_copies = {new: self._copies[new, at.step] for new in missing if (new, at.step) in self._copies}
         copies: dict[int, bytes] = {}
-        for each in allgather_object(mine, name="elastic.step.missing"):
+        for each in allgather_object(own_copies, name="elastic.step.missing"):
             copies.update(each)
         if rank in missing and rank not in copies and at.step:
             _log.warning(
@@ -102,7 +102,7 @@ class PeerCopies:
             )
         return copies.get(rank)
 
-    def inherited(self, facts: Sequence[Facts], at: Resumption) -> list[bytes]:
+    def inherit(self, facts: Sequence[Facts], at: Resumption) -> list[bytes]:
         """Return what lost ranks without a replacement alone had, as far as this rank keeps copies. A collective.
 
         A warning reports which copies were lost, too.
@@ -111,18 +111,20 @@ class PeerCopies:
             facts: [ranks] of the new round.
         """
         present = {each.rank for each in facts if each.rank >= 0}
-        gone = set(range(max((each.size for each in facts), default=0))) - present
-        if not present or not gone or ranks_stay(facts):
+        lost = set(range(max((each.size for each in facts), default=0))) - present
+        if not present or not lost or ranks_stay(facts):
             return []
-        mine = {source: content for (source, step), content in self._kept.items() if step == at.step and source in gone}
-        kept = set().union(*allgather_object(sorted(mine), name="elastic.step.inherited"))
-        if context.rank() == 0 and gone - kept:
+        own_copies = {
+            source: content for (source, step), content in self._copies.items() if step == at.step and source in lost
+        }
+        saved = set().union(*allgather_object(sorted(own_copies), name="elastic.step.inherited"))
+        if context.rank() == 0 and lost - saved:
             _log.warning(
                 "the statistics of the lost ranks %s are lost, too, as are those that kept their copies: averages of "
                 "the present epoch do not count their rows.",
-                sorted(gone - kept),
+                sorted(lost - saved),
             )
-        return [mine[source] for source in sorted(mine)]
+        return [own_copies[source] for source in sorted(own_copies)]
 
     def begin(self, content: bytes, step: int) -> None:
         """Begin a round on all ranks, at a commit. A collective.
@@ -131,16 +133,16 @@ class PeerCopies:
             content: what only this rank has.
             step: of the commit.
         """
-        place = context.rank(), context.size()
-        if place != (self.rank, self.size):
-            self._kept.clear()  # they are named by the ranks of the round before
-        self.rank, self.size = place
-        former = set(self._kept)  # until there are others: a rank may be lost meanwhile
+        position = context.rank(), context.size()
+        if position != (self.rank, self.size):
+            self._copies.clear()  # they are named by the ranks of the round before
+        self.rank, self.size = position
+        former = set(self._copies)  # until there are others: a rank may be lost meanwhile
         host_ranks = arrays.allgather(numpy.array([context.local_size()], numpy.int64), "elastic.step.hosts")
         self._host_ranks = int(host_ranks.max())
         if self.size > 1:
             former.discard(self._send(content, step))
-        self._kept = {key: value for key, value in self._kept.items() if key not in former}
+        self._copies = {key: value for key, value in self._copies.items() if key not in former}
 
     def _send(self, content: bytes, step: int) -> tuple[int, int]:
         """Send this rank's content to the next rank of the ring, and keep what it receives. A collective.
@@ -149,8 +151,8 @@ class PeerCopies:
             The key of what it has received.
         """
         splits = [0] * self.size
-        splits[ring_target(self.rank, self.size, self._host_ranks)] = len(content)
+        splits[choose_ring_target(self.rank, self.size, self._host_ranks)] = len(content)
         received, counts = arrays.alltoall(numpy.frombuffer(content, numpy.uint8), splits, "elastic.step.copies")
         source = next(other for other, count in enumerate(counts) if count)
-        self._kept[source, step] = received.tobytes()
+        self._copies[source, step] = received.tobytes()
         return source, step

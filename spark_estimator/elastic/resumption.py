@@ -57,7 +57,7 @@ class Resumption:
     spread: bool
 
 
-def resumption(facts: Sequence[Facts]) -> Resumption:
+def choose_resumption(facts: Sequence[Facts]) -> Resumption:
     """Choose the step at which to continue.
 
     Args:

@@ -274,7 +274,7 @@ class RoundPlanner:
         return self.terms.min_size if is_announced else len(self._ranks)
 
     @property
-    def _fewest(self) -> int:
+    def _min_ranks(self) -> int:
         """Return how many ranks have to be at work or to have ended well: with less the job can't continue."""
         if self.terms.patience is not None and self._finished_ok:
             return len(self._ranks)  # no round follows, and each rank's part of the result is needed
@@ -313,14 +313,14 @@ class RoundPlanner:
     def _check_count(self, now: float) -> Fail | None:
         """Return the end of the job if too few processes are left and no other will join."""
         members = self._processes.select(MEMBERS)
-        if len(members) + self._finished_ok >= self._fewest and not self._are_stranded():
+        if len(members) + self._finished_ok >= self._min_ranks and not self._are_stranded():
             return None
         remaining = f"{len(members)} ranks are left" if len(members) != 1 else "1 rank is left"
-        needed = f"{remaining}, and at least {self._fewest} are needed"
+        needed = f"{remaining}, and at least {self._min_ranks} are needed"
         if self._finished_ok:
             return Fail(f"{needed} ({self._finished_ok} had succeeded before)")
         seconds = self.terms.timeout.total_seconds()
-        if members and len(members) + len(self._processes.select(NEWCOMERS)) >= self._fewest:
+        if members and len(members) + len(self._processes.select(NEWCOMERS)) >= self._min_ranks:
             if now - self._gather(now) < seconds:
                 return None
             starting = len(self._processes.select({ProcessPhase.STARTING}))
@@ -339,12 +339,12 @@ class RoundPlanner:
     def _are_stranded(self) -> bool:
         """Return whether members wait for a round that lacks those that have ended well already."""
         is_waiting = bool(self._finished_ok and self._processes.select(READY))
-        return is_waiting and len(self._processes.select(MEMBERS)) < self._fewest
+        return is_waiting and len(self._processes.select(MEMBERS)) < self._min_ranks
 
     def _end(self) -> Decision:
-        if self._finished_ok >= self._fewest:
+        if self._finished_ok >= self._min_ranks:
             return Finish()
-        return Fail(f"{self._finished_ok} of its ranks succeeded, and at least {self._fewest} are needed")
+        return Fail(f"{self._finished_ok} of its ranks succeeded, and at least {self._min_ranks} are needed")
 
     def _plan_starts(self, now: float) -> list[Start]:
         """Return the newcomers to start: those that are missing, and those that wait for a loss."""

@@ -16,14 +16,14 @@ from spark_estimator.errors import (
     PeerLostError,
     ShutDownError,
 )
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
 ValueT = TypeVar("ValueT")
 
 #: A failure without a lost rank is an error of the program if it occurs this often after the same commit.
 SAME_FAILURES = 3
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str = "commit") -> Callable[..., ValueT]:
@@ -59,7 +59,7 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str =
                 rounds.begin()
                 return func(state, *args, **kwargs)
             except (HorovodInternalError, HostsUpdatedInterrupt) as error:
-                rounds.ended(error)
+                rounds.end(error)
 
     return wrapper
 
@@ -77,7 +77,7 @@ class JobRounds:
         self._state = state
         self._reset = reset
         self._mode = mode
-        self._why: HorovodInternalError | HostsUpdatedInterrupt | None = None
+        self._end_reason: HorovodInternalError | HostsUpdatedInterrupt | None = None
         self._failures: list[tuple[str, int]] = []
         if mode != "commit":
             state.keep_steps()
@@ -89,22 +89,22 @@ class JobRounds:
         Raises:
             HorovodInternalError: this round ends, too; `end` takes it.
         """
-        if self._why is not None:
-            _note_reason(self._why)
+        if self._end_reason is not None:
+            _note_reason(self._end_reason)
             self._reset()
             self._state.on_reset()
-        if not (isinstance(self._why, HostsUpdatedInterrupt) and self._why.skip_sync):
+        if not (isinstance(self._end_reason, HostsUpdatedInterrupt) and self._end_reason.skip_sync):
             self._state.sync()
-            _note_that_the_state_is_here()
-        self._why = None  # its traceback keeps what the last round had in memory
+            _note_state()
+        self._end_reason = None  # its traceback keeps what the last round had in memory
 
-    def ended(self, error: HorovodInternalError | HostsUpdatedInterrupt) -> None:
+    def end(self, error: HorovodInternalError | HostsUpdatedInterrupt) -> None:
         """End a round: restore the last commit, unless the job is only about to be made of other ranks.
 
         Raises:
             HorovodInternalError: `error`, where no other round can follow.
         """
-        self._why = error
+        self._end_reason = error
         if isinstance(error, HostsUpdatedInterrupt):
             _log.info("%s", error)
             return
@@ -127,11 +127,11 @@ def rejoin() -> None:
         JobFailedError: the launcher has ended.
         HorovodInternalError: the new round has ended before it had begun.
     """
-    link, former = launcher_link.link(), rendezvous.current()
+    link, former = launcher_link.link(), rendezvous.find_current()
     context.shutdown()
     if link is not None and former is not None:
-        link.next_round(former)
-    ranks = other_launchers.joined_ranks()
+        link.await_next_round(former)
+    ranks = other_launchers.find_joined_ranks()
     if ranks is None:
         context.init()
     else:
@@ -159,10 +159,10 @@ def _note_reason(error: Exception) -> None:
     """Store what ended this round, for this process's next request to the launcher."""
     link = launcher_link.link()
     if link is not None:
-        link.leaves_because(error)
+        link.store_reason(error)
 
 
-def _note_that_the_state_is_here() -> None:
+def _note_state() -> None:
     link = launcher_link.link()
     if link is not None:
         link.holds_state = True

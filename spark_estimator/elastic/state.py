@@ -89,7 +89,7 @@ class State:
             HostsUpdatedInterrupt: on all ranks, if the job's ranks are about to change.
         """
         link = launcher_link.link()
-        if link is not None and link.announced():
+        if link is not None and link.take_announcement():
             self.on_hosts_updated(time.time(), HostUpdateResult.added)
         # Ranks receive the notice at different times: rank 0's knowledge counts, so that all leave the round at the
         # same step.

@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_estimator.estimators.params import warn_caller
 
-#: Words in the names of metrics that are no means over rows; `_words` shows how names are written.
+#: Words in the names of metrics that are no means over rows; `_to_snake_case` shows how names are written.
 _NO_MEANS = re.compile(
     r"_(roc_?auc|pr_?auc|log_?auc|auc\d*|auroc|auprc|aupr|precision|recall|sensitivity|specificity|predictive_value|eer"
     r"|f1|f2|f1_?score|f2_?score|f_?beta|f_?score|dice|jaccard|io_?u|balanced_accuracy|calibration_error"
@@ -25,25 +25,25 @@ def warn_of_averages(metrics: Iterable[tuple[str, Callable[..., Any]]], remedy: 
         metrics: names, and functions that return the metric of a batch.
         remedy: where to get their values over all rows.
     """
-    known = [name for name, metric in metrics if _is_no_mean(name, metric)]
-    if known:
+    no_means = [name for name, metric in metrics if _is_no_mean(name, metric)]
+    if no_means:
         warn_caller(
-            f"metrics: {', '.join(dict.fromkeys(known))}: an epoch's value is the mean of its batches' values. That is "
-            "right for means over rows, such as accuracy and the mean squared error, and not for AUC, F1, R2, "
+            f"metrics: {', '.join(dict.fromkeys(no_means))}: an epoch's value is the mean of its batches' values. That "
+            "is right for means over rows, such as accuracy and the mean squared error, and not for AUC, F1, R2, "
             f"precision, recall, roots and correlations. {remedy}"
         )
 
 
 def _is_no_mean(name: str, metric: Any) -> bool:
-    return any(_NO_MEANS.search(_words(each)) for each in (name, *_names(metric)))
+    return any(_NO_MEANS.search(_to_snake_case(each)) for each in (name, *_find_names(metric)))
 
 
-def _words(name: str) -> str:
+def _to_snake_case(name: str) -> str:
     """Return ``BinaryAUROC`` as ``_binary_auroc_``."""
     return f"_{re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', name)}_".lower()
 
 
-def _names(metric: Any) -> Iterator[str]:
+def _find_names(metric: Any) -> Iterator[str]:
     """Yield the names of a function, or of an object's class, and of what its code calls."""
     while isinstance(metric, functools.partial):
         if metric.keywords.get("squared") is False:  # torchmetrics' spelling of a root

@@ -11,7 +11,7 @@ from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.spark.entry import run_in_session
 from spark_estimator.launch.spark.row_writer import Rows
-from spark_estimator.launch.spark.slots import default_size
+from spark_estimator.launch.spark.slots import choose_default_size
 from spark_estimator.observe.status_line import ProgressDisplay
 from spark_estimator.observe.training_records import TakeRecord
 from spark_estimator.spark import LocalBackend, SparkBackend
@@ -26,9 +26,9 @@ def check_alone(backend: Any, num_proc: int | None) -> None:
         raise ValueError("num_proc and backend can't be combined: the backend has its own num_proc.")
 
 
-def size_of(backend: Any, num_proc: int | None) -> Any:
+def get_size(backend: Any, num_proc: int | None) -> Any:
     """Return the number of ranks, or the function that chooses it for a session."""
-    return num_proc or default_size if backend is None else backend.num_processes()
+    return num_proc or choose_default_size if backend is None else backend.num_processes()
 
 
 def takes_rows(backend: Any) -> bool:
@@ -75,7 +75,7 @@ def warn_without_store(value: Callable[[str], Any]) -> None:
         )
 
 
-def launched(
+def launch_training(
     backend: Any,
     train: Callable[[TrainSpec], TrainResult | None],
     spec: TrainSpec,
@@ -109,7 +109,7 @@ def launched(
             take_record=take_record,
             progress=ProgressDisplay.ANYWHERE if spec.verbose else ProgressDisplay.OFF,
             max_result_bytes=_MOST_RESULT_BYTES,
-            limits=Limits.checked(max_restarts, None),
+            limits=Limits.from_arguments(max_restarts, None),
         )
         results: Any = run_in_session(train, size, options, caller=caller, rows=rows, recovers=recovers)
     elif takes_rows(backend):

@@ -24,14 +24,14 @@ class Division:
     def __deepcopy__(self, memo: dict[int, Any]) -> Division:
         return self  # nothing changes it, so that a commit need not copy it
 
-    def next(self, steps: int, present: Mapping[str, Any]) -> Division:
+    def divide_again(self, steps: int, present: Mapping[str, Any]) -> Division:
         """Return the division for the ranks of a new round, after `steps` steps of the ranks before."""
         if present == self.present or not steps:
             return Division(self.earlier, present)
         return Division((*self.earlier, {**self.present, "steps": steps}), present)
 
 
-def rest_of_epoch(
+def find_rest(
     rows: EpochRows, legs: Sequence[Mapping[str, Any]], order: tuple[int, int] | None, most_steps: int | None
 ) -> tuple[EpochRows, int | None]:
     """Return the rows of an epoch that no rank has trained on, and the most steps that are left for them.
@@ -44,4 +44,4 @@ def rest_of_epoch(
     if not legs:
         return rows, most_steps
     done = sum(leg["steps"] for leg in legs)
-    return rows.left(legs, order), None if most_steps is None else max(most_steps - done, 0)
+    return rows.find_remaining(legs, order), None if most_steps is None else max(most_steps - done, 0)

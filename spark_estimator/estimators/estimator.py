@@ -18,12 +18,12 @@ from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
-from spark_estimator.data.materialize import prepared
+from spark_estimator.data.materialize import find_data_set
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.env import Settings
 from spark_estimator.estimators import backends, checks
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
-from spark_estimator.estimators.metadata import ModelMetadata, column_facts
+from spark_estimator.estimators.metadata import ModelMetadata, make_column_facts
 from spark_estimator.estimators.mlflow_options import MlflowOptions
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.params import warn_caller
@@ -35,10 +35,10 @@ from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import RowPlan, plan_files, plan_frame
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.tracking.recorded_metrics import RecordedMetrics
-from spark_estimator.estimators.tracking.run import TrackedRun, active_run_id, check_installed
+from spark_estimator.estimators.tracking.run import TrackedRun, check_installed, get_active_run_id
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
-from spark_estimator.launch.spark.errors import raised_as_in_tasks
+from spark_estimator.launch.spark.errors import raise_task_errors
 from spark_estimator.launch.spark.slots import check_connect
 from spark_estimator.observe.training_records import TakeRecord
 from spark_estimator.store import FilesystemStore
@@ -75,10 +75,10 @@ class FrameworkTraining(Protocol):
     def state_bytes(self) -> int:
         """Return how many bytes the numbers are that the model is saved with."""
 
-    def digest(self) -> str:
+    def compute_digest(self) -> str:
         """Return a digest of the model's numbers before the training; empty if a run's identity has it."""
 
-    def trained(self, state: bytes) -> tuple[Any, Any]:
+    def load_trained(self, state: bytes) -> tuple[Any, Any]:
         """Return a copy of the framework's model with the weights of rank 0's result; the user's model is not changed.
 
         Also the optimizer of its parameters if rank 0's result has the optimizer's state, else None.
@@ -104,7 +104,7 @@ class TrainingMetadata(ModelMetadata):
         columns, fields = plan.columns, plan.fields
         widths = {name: width for field in fields.all for name, width in zip(field.names, field.widths, strict=True)}
         label_types = ["array<float>" if column.kind == "binary" else column.kind for column in columns.labels]
-        facts = column_facts(columns.fed, widths)
+        facts = make_column_facts(columns.fed, widths)
         # Without labels the batches are what a function returned, and the columns of `transform` are others.
         inputs = fields.inputs if fields.labels else ()
         super().__init__(facts, inputs, fields.outputs, label_types, training.output_kinds, zone)
@@ -113,20 +113,20 @@ class TrainingMetadata(ModelMetadata):
         self.plan = plan
         self.features = features
 
-    def of_model(self) -> ModelMetadata:
+    def to_model_metadata(self) -> ModelMetadata:
         """Return the model's copy of this metadata."""
         return ModelMetadata(self, self.inputs, self.outputs, self.label_types, self.output_kinds, self.zone)
 
 
 class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEstimator[Any]"]):
-    """Trains a model on the rows of a DataFrame: a subclass is a framework's, and decorated with `with_params`."""
+    """Trains a model on the rows of a DataFrame: a subclass is a framework's, and decorated with `add_params`."""
 
     #: The prefix of the run_id of a training whose user names none.
     _prefix: ClassVar[str]
     _model_kind: type[_Model]
 
     @abstractmethod
-    def _training(self) -> FrameworkTraining:
+    def _make_training(self) -> FrameworkTraining:
         """Return the framework's side, of the parameters as they are now.
 
         Raises:
@@ -157,11 +157,11 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             DataError: a column or value can't be used; also where a task of Spark's, or a rank, has noticed it.
             Others as `run_in_session`.
         """
-        frame: Any = dataset if df is None else checks.one_frame("fit()", dataset, df)
-        with raised_as_in_tasks():
-            return self._fitted(frame, params)
+        frame: Any = dataset if df is None else checks.get_frame("fit()", dataset, df)
+        with raise_task_errors():
+            return self._fit_frame(frame, params)
 
-    def _fitted(self, dataset: DataFrame, params: Any) -> Any:
+    def _fit_frame(self, dataset: DataFrame, params: Any) -> Any:
         if not self._value("mlflow"):
             return super().fit(dataset, params)
         # Not by Spark's own method, which MLflow's autologging of pyspark.ml replaces by one that makes a second run.
@@ -180,9 +180,9 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         if not options:
             return super().fitMultiple(dataset, paramMaps)
         check_installed()
-        known = dict(options) if isinstance(options, Mapping) else {}
+        settings = dict(options) if isinstance(options, Mapping) else {}
         # Other threads, in which the models may be trained, have other active runs.
-        nested = {**known, "parent_run_id": known.get("parent_run_id") or active_run_id()}
+        nested = {**settings, "parent_run_id": settings.get("parent_run_id") or get_active_run_id()}
         informed = self.copy({self.getParam("mlflow"): nested})
         return Estimator.fitMultiple(informed, dataset, paramMaps)
 
@@ -204,29 +204,29 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         if params:
             return self.copy(dict(params)).fit_on_parquet(None, dataset_idx)
         training, backend, size = self._check_parameters()
-        store, value = self._data_store("fit_on_parquet()"), self._value
-        files = prepared(store, store.get_train_data_path(dataset_idx))
+        store, value = self._get_data_store("fit_on_parquet()"), self._value
+        files = find_data_set(store, store.get_train_data_path(dataset_idx))
         validation_files, validation = None, value("validation")
         if validation is not None and store.exists(store.get_val_data_path(dataset_idx)):
-            validation_files, validation = prepared(store, store.get_val_data_path(dataset_idx)), None
-        request = RowRequest.of(value, validation, separate=validation_files is not None)
+            validation_files, validation = find_data_set(store, store.get_val_data_path(dataset_idx)), None
+        request = RowRequest.from_parameters(value, validation, separate=validation_files is not None)
         plan = plan_files(files, validation_files, request, training.trial)
-        features = Features.of_files(files, plan.columns) if value("mlflow") else None
+        features = Features.from_files(files, plan.columns) if value("mlflow") else None
         metadata = TrainingMetadata(training, size, plan, features)
         rows = None if validation_files is None else validation_files.rows
-        with raised_as_in_tasks():
+        with raise_task_errors():
             result: _Model = self._fit_on_prepared_data(backend, files.rows, rows, metadata, None, dataset_idx)
         return result
 
     def _fit(self, dataset: DataFrame) -> _Model:
         training, backend, size = self._check_parameters()
         value = self._value
-        request = RowRequest.of(value, value("validation"))
+        request = RowRequest.from_parameters(value, value("validation"))
         takes_rows = backends.takes_rows(backend)
-        store = self._data_store("materialize=True") if value("materialize") else None
+        store = self._get_data_store("materialize=True") if value("materialize") else None
         if not takes_rows and isinstance(value("store"), FilesystemStore):
             store = value("store")
-        checks.batch_frame("fit()", dataset)
+        checks.check_batch_frame("fit()", dataset)
         backends.warn_without_store(value)
         check_connect(dataset.sparkSession)
         plan = plan_frame(
@@ -236,7 +236,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             read_files=value("read_files"),
             store=store,
             size=size,
-            limited=RowLimits.of(value("cache_bytes"), value("buffer_bytes")) is not None,
+            limited=RowLimits.from_parameters(value("cache_bytes"), value("buffer_bytes")) is not None,
             spare_store=value("store"),
         )
         # Not before: the step on the first rows may have built layers, and the optimizer's state.
@@ -247,15 +247,15 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
                 "rows. Set store=Store.create('/path') to a path that the ranks can read, or fit a DataFrame that is "
                 "nothing but Parquet files."
             )
-        features = self._features(dataset, plan) if value("mlflow") else None
+        features = self._make_features(dataset, plan) if value("mlflow") else None
         zone = dataset.sparkSession.conf.get("spark.sql.session.timeZone")
         metadata = TrainingMetadata(training, size, plan, features, str(zone))
         result: _Model = self._fit_on_prepared_data(backend, None, None, metadata, None)
         return result
 
-    def _features(self, dataset: DataFrame, plan: RowPlan) -> Features:
+    def _make_features(self, dataset: DataFrame, plan: RowPlan) -> Features:
         """Return the columns that the model predicts from, for MLflow."""
-        return Features.of_frame(dataset, {column.name: column.kind for column in plan.columns.features})
+        return Features.from_frame(dataset, {column.name: column.kind for column in plan.columns.features})
 
     def _fit_on_prepared_data(
         self,
@@ -274,38 +274,38 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             )
         value, training, plan = self._value, metadata.training, metadata.plan
         run_id = value("run_id") or f"{self._prefix}_{int(time.time())}_{secrets.token_hex(3)}"
-        spec = TrainSpec.of(
+        spec = TrainSpec.from_parameters(
             value,
             run_id=run_id,
             large=model_transfer.LARGE,
-            owner=run_lease.new_owner(),
+            owner=run_lease.make_owner(),
             framework=training.framework,
-            initial=training.digest() if value("run_id") and value("store") is not None else "",
-            **plan.spec_fields(),
+            initial=training.compute_digest() if value("run_id") and value("store") is not None else "",
+            **plan.to_spec_fields(),
         )
-        with self._tracked(run_id) as run:
+        with self._track(run_id) as run:
             if run is not None:
-                spec = replace(spec, tracking=run.rank_tracking())
-            result, state = self._launched(backend, spec, metadata, None if run is None else run.take_record)
+                spec = replace(spec, tracking=run.make_rank_tracking())
+            result, state = self._launch(backend, spec, metadata, None if run is None else run.take_record)
             if result.warning:
                 warn_caller(result.warning)
-            trained, optimizer = training.trained(state)
-            keywords = self._get_model_kwargs(trained, result.history, optimizer, run_id, metadata.of_model())
-            fitted = self._completed(self.get_model_class()(**keywords, **plan.model_params()), training)
+            trained, optimizer = training.load_trained(state)
+            keywords = self._get_model_kwargs(trained, result.history, optimizer, run_id, metadata.to_model_metadata())
+            fitted = self._complete(self.get_model_class()(**keywords, **plan.model_params()), training)
             if run is not None:
                 assert metadata.features is not None
                 fitted.mlflow_run_id = run.run_id
                 run.finish(fitted, metadata.features, result.history, training.state_bytes)
         return fitted
 
-    def _launched(
+    def _launch(
         self, backend: Any, spec: TrainSpec, metadata: TrainingMetadata, take_record: TakeRecord | None
     ) -> tuple[TrainResult, bytes]:
         """Train on the ranks. Return rank 0's result, and the model's state."""
         # A run that the user has not named has a unique name: no other driver can use it.
-        with run_lease.held(spec) if self._value("run_id") else contextlib.nullcontext():
+        with run_lease.hold_lease(spec) if self._value("run_id") else contextlib.nullcontext():
             try:
-                result = backends.launched(
+                result = backends.launch_training(
                     backend,
                     metadata.training.train,
                     spec,
@@ -322,16 +322,16 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             if result.file is None:
                 return result, result.state
             assert spec.store is not None
-            return result, model_transfer.taken(spec.store, *result.file)
+            return result, model_transfer.download_model(spec.store, *result.file)
 
-    def _tracked(self, run_id: str) -> contextlib.AbstractContextManager[TrackedRun | None]:
+    def _track(self, run_id: str) -> contextlib.AbstractContextManager[TrackedRun | None]:
         """Return the MLflow run of a training, if there is to be one."""
-        options = MlflowOptions.of(self._value("mlflow"))
+        options = MlflowOptions.from_parameter(self._value("mlflow"))
         if options is None:
             return contextlib.nullcontext()
         history = next(row for row in self._model_kind._rows if row.name == "history")
 
-        def flattened(entry: Mapping[str, Any]) -> dict[str, float]:
+        def flatten_entry(entry: Mapping[str, Any]) -> dict[str, float]:
             rows: list[dict[str, float]] = history.check("history", [entry]).rows()
             return rows[0]
 
@@ -343,10 +343,10 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             run_id,
             chosen,
             {"spark_estimator.run_id": run_id, "spark_estimator.estimator": type(self).__name__},
-            RecordedMetrics(flattened, history.default.losses[0]),
+            RecordedMetrics(flatten_entry, history.default.losses[0]),
         )
 
-    def _completed(self, fitted: Any, training: FrameworkTraining) -> Any:
+    def _complete(self, fitted: Any, training: FrameworkTraining) -> Any:
         """Return the model that `fit` returns, with what only the framework knows of it."""
         return fitted
 
@@ -359,11 +359,11 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         """Return Spark ML's way to load: ``read().load(path)``."""
         return FolderReader(cls.load)
 
-    def _data_store(self, what: str) -> FilesystemStore:
+    def _get_data_store(self, method: str) -> FilesystemStore:
         store = self._value("store")
         if not isinstance(store, FilesystemStore):
             raise ValueError(
-                f"{what} needs a store whose folders are known here, for example store=Store.create('/path'); got "
+                f"{method} needs a store whose folders are known here, for example store=Store.create('/path'); got "
                 f"{store!r}."
             )
         return store
@@ -377,10 +377,10 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         """
         if self._value("mlflow"):
             check_installed()
-        training = self._training()
+        training = self._make_training()
         backend = self._choose_backend()
         backends.check_restarts(backend, self._value("max_restarts"))
-        return training, backend, backends.size_of(backend, self._value("num_proc"))
+        return training, backend, backends.get_size(backend, self._value("num_proc"))
 
     def _choose_backend(self) -> Any:
         """Return what trains: None is the session, which `_get_or_create_backend` has a backend for only in a subclass.
@@ -392,4 +392,4 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         if type(self)._get_or_create_backend is HorovodEstimator._get_or_create_backend:
             backends.check_alone(self._value("backend"), self._value("num_proc"))
             return self._value("backend")
-        return checks.training_backend("_get_or_create_backend()", self._get_or_create_backend())
+        return checks.check_backend("_get_or_create_backend()", self._get_or_create_backend())

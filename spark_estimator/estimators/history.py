@@ -25,14 +25,14 @@ class Epochs:
     losses: ClassVar[tuple[str, str]]
 
     @abstractmethod
-    def rows(self) -> list[dict[str, float]]:
+    def to_rows(self) -> list[dict[str, float]]:
         """Return [epochs] flat dicts: epoch, and a value for each column."""
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a frame with the columns of `to_rows`, one row for each epoch."""
         import pandas
 
-        return pandas.DataFrame(self.rows())
+        return pandas.DataFrame(self.to_rows())
 
     def plot(self, axes: Any = None, names: Sequence[str] | str | None = None) -> Any:
         """Draw losses or metrics over the epochs.
@@ -50,10 +50,10 @@ class Epochs:
             TypeError: a name is no string.
             PythonEnvironmentError: there is no matplotlib.
         """
-        rows = self.rows()
+        rows = self.to_rows()
         if isinstance(names, str):
             names = [names]
-        columns = list(self.losses) if names is None else self._columns(names, rows)
+        columns = list(self.losses) if names is None else self._find_columns(names, rows)
         if axes is None:
             try:
                 from matplotlib import pyplot
@@ -70,7 +70,7 @@ class Epochs:
         axes.legend()
         return axes
 
-    def _columns(self, names: Sequence[str], rows: Sequence[Mapping[str, float]]) -> list[str]:
+    def _find_columns(self, names: Sequence[str], rows: Sequence[Mapping[str, float]]) -> list[str]:
         """Return the columns that `names` ask for."""
         available = list(dict.fromkeys(column for row in rows for column in row if column != "epoch"))
         prefixes = [loss.removesuffix("loss") for loss in self.losses]
@@ -86,9 +86,9 @@ class Epochs:
 
     def _repr_html_(self) -> str:
         """Return a table, for notebooks."""
-        rows = self.rows()
+        rows = self.to_rows()
         names = list(dict.fromkeys(name for row in rows for name in row))
-        return table(names, [[short(row[name]) if name in row else "" for name in names] for row in rows])
+        return make_table(names, [[shorten(row[name]) if name in row else "" for name in names] for row in rows])
 
 
 class History(Epochs, list[dict[str, Any]]):
@@ -101,16 +101,16 @@ class History(Epochs, list[dict[str, Any]]):
 
     losses = ("train_loss", "validation_loss")
 
-    def rows(self) -> list[dict[str, float]]:
+    def to_rows(self) -> list[dict[str, float]]:
         """Return [epochs] flat dicts: epoch, train_loss, train_accuracy, validation_loss, validation_accuracy, ...
 
         Entries of earlier versions have no names: their metrics are train_metric_0, and with several labels
         train_metric_1_0 by label and metric.
         """
-        return [_flat(entry) for entry in self]
+        return [_flatten(entry) for entry in self]
 
 
-def history_of(name: str, value: Any) -> History:
+def to_history(name: str, value: Any) -> History:
     """Return the history that a model gets.
 
     Args:
@@ -123,7 +123,7 @@ def history_of(name: str, value: Any) -> History:
     if value is None:
         return History()
     if isinstance(value, Mapping):
-        columns = {str(key): numbers_of(f"{name}[{key!r}]", item) for key, item in value.items()}
+        columns = {str(key): to_numbers(f"{name}[{key!r}]", item) for key, item in value.items()}
         return History(
             {"epoch": epoch, "logged": {key: items[epoch] for key, items in columns.items() if epoch < len(items)}}
             for epoch in range(max(map(len, columns.values()), default=0))
@@ -131,11 +131,11 @@ def history_of(name: str, value: Any) -> History:
     if isinstance(value, (list, tuple)) and all(isinstance(item, Mapping) for item in value):
         return History(dict(item) for item in value)
     if isinstance(value, (list, tuple)):
-        return History({"epoch": epoch, "train": {"loss": loss}} for epoch, loss in enumerate(numbers_of(name, value)))
+        return History({"epoch": epoch, "train": {"loss": loss}} for epoch, loss in enumerate(to_numbers(name, value)))
     raise TypeError(f"{name} must be a list with an entry for each epoch; got {value!r}.")
 
 
-def numbers_of(name: str, value: Any) -> list[Any]:
+def to_numbers(name: str, value: Any) -> list[Any]:
     """Return [epochs] Python's numbers, or None, of a number or several; these may be tensors or arrays.
 
     Raises:
@@ -149,26 +149,26 @@ def numbers_of(name: str, value: Any) -> list[Any]:
     return result
 
 
-def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def make_table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return an HTML table. All values are escaped: none of them is read as HTML."""
 
-    def cells(tag: str, values: Sequence[Any]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{_escaped(value)}</{tag}>" for value in values) + "</tr>"
+    def make_row(tag: str, values: Sequence[Any]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{_escape(value)}</{tag}>" for value in values) + "</tr>"
 
-    return f"<table>{cells('th', names)}{''.join(cells('td', row) for row in rows)}</table>"
+    return f"<table>{make_row('th', names)}{''.join(make_row('td', row) for row in rows)}</table>"
 
 
-def _escaped(value: Any) -> str:
+def _escape(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return html.escape(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + " ...")
 
 
-def short(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Return a loss or a metric as one reads it."""
     return f"{value:.5g}" if isinstance(value, (int, float)) else str(value)
 
 
-def _flat(entry: Mapping[str, Any]) -> dict[str, float]:
+def _flatten(entry: Mapping[str, Any]) -> dict[str, float]:
     flat = {"epoch": entry["epoch"]} if "epoch" in entry else {}
     for part in ("train", "validation"):
         results = entry.get(part)

@@ -43,11 +43,11 @@ class ModelMetadata(dict[str, dict[str, Any]]):
         return type(self), (dict(self), self.inputs, self.outputs, self.label_types, self.output_kinds, self.zone)
 
 
-def column_facts(columns: Sequence[Readable], widths: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+def make_column_facts(columns: Sequence[Readable], widths: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """Return the entries of Horovod's metadata for each column."""
     return {
         column.name: {
-            "spark_data_type": _type_named(column.kind, column.is_array),
+            "spark_data_type": _to_spark_type(column.kind, column.is_array),
             "shape": widths.get(column.name, 1),
             "is_sparse_vector_only": False,
             "intermediate_format": "array" if column.is_array else "nochange",
@@ -57,7 +57,7 @@ def column_facts(columns: Sequence[Readable], widths: Mapping[str, int]) -> dict
     }
 
 
-def label_type_of(facts: Mapping[str, Any]) -> str:
+def get_label_type(facts: Mapping[str, Any]) -> str:
     """Return the Spark type of a label, as ``simpleString`` has it, by Horovod's metadata of its column."""
     kind: Any = facts.get("spark_data_type")
     name = getattr(kind, "__name__", type(kind).__name__)
@@ -70,7 +70,7 @@ def label_type_of(facts: Mapping[str, Any]) -> str:
     return text
 
 
-def _type_named(kind: str, is_array: bool) -> Any:
+def _to_spark_type(kind: str, is_array: bool) -> Any:
     from pyspark.ml.linalg import DenseVector
     from pyspark.sql import types
 

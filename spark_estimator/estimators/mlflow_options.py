@@ -13,31 +13,31 @@ from spark_estimator.estimators import checks
 PARENT_TAG = "mlflow.parentRunId"
 
 
-def _seconds(name: str, value: Any) -> bool | float:
+def _check_seconds(name: str, value: Any) -> bool | float:
     """Return True or False, or a number of seconds."""
     if isinstance(value, bool) or value is None:
         return bool(value)
-    return checks.positive(name, value) or False
+    return checks.check_positive(name, value) or False
 
 
-def _tags(name: str, value: Any) -> dict[str, str]:
+def _check_tags(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TypeError(f"{name} must be a dict with string keys; got {value!r}.")
     return {key: str(entry) for key, entry in value.items()}
 
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "experiment_name": checks.text,
-    "run_name": checks.text,
-    "parent_run_id": checks.text,
-    "tags": _tags,
-    "log_every_n_steps": checks.whole(1),
-    "log_system_metrics": _seconds,
-    "log_model": checks.truth,
-    "registered_model_name": checks.text,
-    "input_example": checks.truth,
-    "pip_requirements": checks.names,
-    "code_paths": checks.names,
+    "experiment_name": checks.check_str,
+    "run_name": checks.check_str,
+    "parent_run_id": checks.check_str,
+    "tags": _check_tags,
+    "log_every_n_steps": checks.check_int(1),
+    "log_system_metrics": _check_seconds,
+    "log_model": checks.check_bool,
+    "registered_model_name": checks.check_str,
+    "input_example": checks.check_bool,
+    "pip_requirements": checks.check_names,
+    "code_paths": checks.check_names,
 }
 
 
@@ -87,18 +87,18 @@ class MlflowOptions:
             raise ValueError("mlflow: registered_model_name needs the model to be logged: leave log_model=False out.")
 
     @classmethod
-    def of(cls, value: bool | Mapping[str, Any]) -> MlflowOptions | None:
+    def from_parameter(cls, value: bool | Mapping[str, Any]) -> MlflowOptions | None:
         """Return the options that a parameter's value sets; None: nothing is logged."""
         if isinstance(value, Mapping):
             return cls(**value)
         return cls() if value else None
 
 
-def mlflow_option(name: str, value: Any) -> bool | dict[str, Any]:
+def check_mlflow(name: str, value: Any) -> bool | dict[str, Any]:
     """Return True or False, or a dict of `MlflowOptions`."""
     if not isinstance(value, Mapping):
         try:
-            return checks.truth(name, value)
+            return checks.check_bool(name, value)
         except TypeError:
             raise TypeError(f"{name} must be True, False or a dict of options; got {value!r}.") from None
     for option in value:

@@ -14,29 +14,29 @@ import pyarrow
 import pyarrow.compute
 from pyspark.ml.util import MLReadable, MLWritable
 
-from spark_estimator.data.categories import encoders_of
-from spark_estimator.data.columns import category, check_names, readable
+from spark_estimator.data.categories import make_encoders
+from spark_estimator.data.columns import check_names, make_category, make_readable
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.spark_rows import select_inputs
 from spark_estimator.estimators import checks, params
-from spark_estimator.estimators.history import History, table
-from spark_estimator.estimators.inference.columnar import rows_for_python
+from spark_estimator.estimators.history import History, make_table
+from spark_estimator.estimators.inference.columnar import prepare_for_python
 from spark_estimator.estimators.inference.prediction_columns import (
     OutputKind,
     PredictionColumn,
     Role,
-    column_for_evaluators,
-    label_kind,
-    struct_type,
+    choose_label_kind,
+    make_evaluator_column,
+    make_struct_type,
 )
 from spark_estimator.estimators.inference.predictor import Predictor
-from spark_estimator.estimators.inference.row_function import RowFunction, row_udf
-from spark_estimator.estimators.metadata import ModelMetadata, label_type_of
+from spark_estimator.estimators.inference.row_function import RowFunction, make_row_udf
+from spark_estimator.estimators.metadata import ModelMetadata, get_label_type
 from spark_estimator.estimators.persistence.spark_ml import FolderReader, FolderWriter
 from spark_estimator.estimators.protocol import HorovodModel
-from spark_estimator.estimators.rows.shapes import dates_of
+from spark_estimator.estimators.rows.shapes import find_dates
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
@@ -129,7 +129,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         return value
 
     @abstractmethod
-    def _predictor(self, encoder: RowEncoder) -> Predictor:
+    def _make_predictor(self, encoder: RowEncoder) -> Predictor:
         """Return a predictor with a copy of the present model.
 
         Args:
@@ -145,7 +145,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         names = ("feature_columns", "label_columns", "run_id")
         rows = [*((name, self._value(name)) for name in names), ("model", repr(self._model))]
         history: History = self._value("history")
-        return f"<b>{html.escape(self.uid)}</b>{table(['', ''], rows)}{history._repr_html_()}"
+        return f"<b>{html.escape(self.uid)}</b>{make_table(['', ''], rows)}{history._repr_html_()}"
 
     @overload
     def transform(self, dataset: DataFrame, params: Mapping[Param[Any], Any] | None = None) -> DataFrame: ...
@@ -164,20 +164,20 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             TypeError: there is no DataFrame, or two.
             ValueError, DataError: a column is missing, or cannot be used.
         """
-        frame: Any = dataset if df is None else checks.one_frame("transform()", dataset, df)
+        frame: Any = dataset if df is None else checks.get_frame("transform()", dataset, df)
         return super().transform(frame, params)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        checks.spark_frame("transform()", dataset)
-        function = self._row_function()
+        checks.check_frame("transform()", dataset)
+        function = self._make_row_function()
         metadata = self._value("_metadata")
         if function is not None or not isinstance(metadata, ModelMetadata) or not metadata.outputs:
             informed = self.copy()
-            informed._set(_metadata=self._metadata_for(dataset, function))
-            return TableModel._predicted(informed, dataset, function)
-        return self._predicted(dataset)
+            informed._set(_metadata=self._complete_metadata(dataset, function))
+            return TableModel._predict_frame(informed, dataset, function)
+        return self._predict_frame(dataset)
 
-    def _predicted(self, dataset: DataFrame, function: RowFunction | None = None) -> DataFrame:
+    def _predict_frame(self, dataset: DataFrame, function: RowFunction | None = None) -> DataFrame:
         """Return the DataFrame with the predictions.
 
         Args:
@@ -185,24 +185,24 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         """
         from pyspark.sql import functions
 
-        dataset = rows_for_python(dataset)
+        dataset = prepare_for_python(dataset)
         temporary = f"__{self.uid}"
-        added = self._prediction_columns()
-        there = {name.lower() for name in dataset.columns}  # as Spark compares them
-        taken = [column.name for column in added if column.name.lower() in there]
+        added = self._make_prediction_columns()
+        existing = {name.lower() for name in dataset.columns}  # as Spark compares them
+        taken = [column.name for column in added if column.name.lower() in existing]
         if taken:
             raise ValueError(f"the DataFrame has a column {taken[0]!r} already: choose others with setOutputCols.")
         check_names(dataset, self._feature_names if function is None else dataset.columns)
         if function is None:
-            struct = self._batches_predicted(dataset)
+            struct = self._predict_batches(dataset)
         else:
-            predictor = replace(function.predictor, columns=added).sent_by(dataset.sparkSession)
-            struct = row_udf(replace(function, predictor=predictor), dataset)
+            predictor = replace(function.predictor, columns=added).send(dataset.sparkSession)
+            struct = make_row_udf(replace(function, predictor=predictor), dataset)
         # One column first: two that refer to the same call would have the model called twice.
         frame = dataset.withColumn(temporary, struct)
         # All others at once: Spark takes as long for each call as for a frame of all columns before.
         values = {
-            column.name: column.in_spark(functions.col(f"{temporary}.p{place}")) for place, column in enumerate(added)
+            column.name: column.to_spark(functions.col(f"{temporary}.p{number}")) for number, column in enumerate(added)
         }
         return frame.withColumns(values).drop(temporary)
 
@@ -211,14 +211,14 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         names = self._value("feature_columns")
         return list(names) if names else [name for field in self._inputs for name in field.names]
 
-    def _batches_predicted(self, dataset: DataFrame) -> Any:
+    def _predict_batches(self, dataset: DataFrame) -> Any:
         """Return a column with a struct of the predictions."""
         # Spark Connect copies the schema at each access.
-        arguments, encoder = select_inputs(dataset.schema, self._encoder(self._inputs))
-        predictor = replace(self._predictor(encoder), columns=self._prediction_columns())
-        return udf_of(predictor.sent_by(dataset.sparkSession), len(arguments))(*arguments)
+        arguments, encoder = select_inputs(dataset.schema, self._make_encoder(self._inputs))
+        predictor = replace(self._make_predictor(encoder), columns=self._make_prediction_columns())
+        return make_udf(predictor.send(dataset.sparkSession), len(arguments))(*arguments)
 
-    def _row_function(self) -> RowFunction | None:
+    def _make_row_function(self) -> RowFunction | None:
         """Return the function that predicts row by row, from a subclass's `get_prediction_fn`; None: predict
         batches.
         """
@@ -227,61 +227,62 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             return None
         function: Any = getattr(self, "get_prediction_fn")  # noqa: B009  # not every framework's model has it
         # The function makes the tensors that it gives to the model, in host memory.
-        return RowFunction.of(replace(self._predictor(RowEncoder(())), device="cpu"), function())
+        return RowFunction.from_function(replace(self._make_predictor(RowEncoder(())), device="cpu"), function())
 
-    def _metadata_for(self, dataset: DataFrame, function: RowFunction | None) -> ModelMetadata:
+    def _complete_metadata(self, dataset: DataFrame, function: RowFunction | None) -> ModelMetadata:
         """Complete the metadata from the DataFrame's schema and from what the model returns for the first row."""
-        known, labels = self._value("_metadata"), self._value("label_columns")
+        metadata, labels = self._value("_metadata"), self._value("label_columns")
         if not labels:
             raise ValueError(f"{type(self).__name__} needs label_columns: they name the columns of its predictions.")
         kinds = {field.name: field.dataType.simpleString() for field in dataset.schema.fields}
         label_types = [
-            label_type_of(known[label]) if known and label in known else kinds.get(label, "double") for label in labels
+            get_label_type(metadata[label]) if metadata and label in metadata else kinds.get(label, "double")
+            for label in labels
         ]
-        output_kinds = self._output_kinds_by_loss()
+        output_kinds = self._find_output_kinds()
         inputs: Sequence[Field] = ()
-        if isinstance(known, ModelMetadata):
-            inputs = known.inputs
-            if len(known.label_types) == len(labels):
-                label_types = list(known.label_types)
-            if len(known.output_kinds) == len(labels):
-                output_kinds = known.output_kinds
+        if isinstance(metadata, ModelMetadata):
+            inputs = metadata.inputs
+            if len(metadata.label_types) == len(labels):
+                label_types = list(metadata.label_types)
+            if len(metadata.output_kinds) == len(labels):
+                output_kinds = metadata.output_kinds
         row = dataset.first()
         if row is None and function is None and not inputs:
             raise ValueError("the DataFrame has no rows, which a model that was made by hand finds its columns by.")
         if row is None:
             outputs = [1] * len(labels)
         elif function is not None:
-            outputs = [len(values) for values in function.outputs_of(row)]
+            outputs = [len(values) for values in function.call_function(row)]
         else:
-            inputs = inputs or self._inputs_of_row(dataset, row)
+            inputs = inputs or self._make_inputs(dataset, row)
             # In the driver's process, which has no GPU by Spark.
-            predictor = replace(self._predictor(self._encoder(inputs)), device="cpu", precision=None)
-            outputs = [int(output.size) for output in predictor.call_on_row(predictor.model(), row)]
+            predictor = replace(self._make_predictor(self._make_encoder(inputs)), device="cpu", precision=None)
+            outputs = [int(output.size) for output in predictor.call_on_row(predictor.get_model(), row)]
         if len(outputs) != len(labels):
             raise ValueError(f"the model returned {len(outputs)} outputs for {len(labels)} label_columns: {labels}.")
         return ModelMetadata({}, inputs, outputs, label_types, output_kinds)
 
-    def _output_kinds_by_loss(self) -> Sequence[OutputKind] | None:
+    def _find_output_kinds(self) -> Sequence[OutputKind] | None:
         """Return [labels] what each output of a model that was made by hand is; None: its loss is not known."""
         return None
 
-    def _inputs_of_row(self, dataset: DataFrame, row: Any) -> list[Field]:
+    def _make_inputs(self, dataset: DataFrame, row: Any) -> list[Field]:
         """Return [inputs] one field for each feature column, in its type, with the values of the first row."""
         shapes = self._value("input_shapes") if self.hasParam("input_shapes") else None
-        encoders = encoders_of(self._value("categories"))
+        encoders = make_encoders(self._value("categories"))
         schema = dataset.schema
         fields = []
         for number, name in enumerate(self._value("feature_columns") or ()):
             encoder = encoders.get(name)
-            column = category(schema, name, encoder) if encoder else readable(schema, name)
+            column = make_category(schema, name, encoder) if encoder else make_readable(schema, name)
             width = len(row[name]) if column.is_array else 1
             # As in a training: [rows] of ids are what an embedding takes.
             shape: tuple[int, ...] = () if column.ids and not column.is_array else (width,)
             if shapes is not None:
                 shape = tuple(shapes[number][1:])
             dtype = "int64" if column.dtype == "int64" else self._floating
-            fields.append(Field((name,), (f"c{number}",), (width,), dtype, shape, dates=dates_of([column])))
+            fields.append(Field((name,), (f"c{number}",), (width,), dtype, shape, dates=find_dates([column])))
         return fields
 
     @property
@@ -305,8 +306,8 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             TypeError: it is a single value, or another thing that is no table and no array.
             DataError: the features do not fit.
         """
-        predictor = replace(self._predictor(self._encoder(self._inputs)), zone=self._known.zone)
-        results = predictor.outputs_of(features)
+        predictor = replace(self._make_predictor(self._make_encoder(self._inputs)), zone=self._known.zone)
+        results = predictor.predict_features(features)
         return results[0] if len(results) == 1 else results
 
     def write(self) -> FolderWriter:
@@ -322,7 +323,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
     def _write_files(self, folder: Path) -> None:
         """Put the model's files into a new folder."""
 
-    def _encoder(self, trained: Sequence[Field]) -> RowEncoder:
+    def _make_encoder(self, trained: Sequence[Field]) -> RowEncoder:
         """Return what makes the model's inputs of the columns to predict from, as in its training.
 
         Its parts are Params, which a user can set: functions, categories and numbers for nulls, by the columns' names
@@ -345,7 +346,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         columns = [column for field in trained for column in field.columns]
         stored = [field.stored or None for field in trained for _ in field.columns]
         functions, numbers = self._value("decoders") or {}, self._value("null_values") or {}
-        categories = encoders_of(self._value("categories"))
+        categories = make_encoders(self._value("categories"))
         decoders, ids, nulls = {}, {}, {}
         for name, trained_name, column, dtype in zip(names, trained_names, columns, stored, strict=True):
             if trained_name in functions:
@@ -356,7 +357,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
                 nulls[column] = numbers[trained_name]
         return RowEncoder(tuple(columns), fields, nulls=nulls, decoders=decoders, categories=ids)
 
-    def _prediction_columns(self) -> tuple[PredictionColumn, ...]:
+    def _make_prediction_columns(self) -> tuple[PredictionColumn, ...]:
         """Return the columns that `transform` adds.
 
         Raises:
@@ -365,9 +366,11 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         names, count = self._value("output_cols"), len(self._outputs)
         if len(names) != count:
             raise ValueError(f"output_cols names {len(names)} columns for {count} outputs.")
-        wanted = self._value("output_type")
+        output_type = self._value("output_type")
         added = [
-            PredictionColumn(name, output, width, Role.LABEL, label_kind(width, kind, wanted, output_kind), output_kind)
+            PredictionColumn(
+                name, output, width, Role.LABEL, choose_label_kind(width, kind, output_type, output_kind), output_kind
+            )
             for output, (name, width, kind, output_kind) in enumerate(
                 zip(names, self._outputs, self._label_types, self._output_kinds, strict=True)
             )
@@ -386,20 +389,20 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             if any(column.name == name for column in added):
                 raise ValueError(f"two columns of predictions would be named {name!r}: choose another {param}.")
             only = self._outputs[0], self._label_types[0], self._output_kinds[0]
-            added.append(column_for_evaluators(name, Role(param), *only))
+            added.append(make_evaluator_column(name, Role(param), *only))
         return tuple(added)
 
-    def _frame_predictor(self) -> Any:
+    def _make_frame_predictor(self) -> Any:
         """Return a predictor without Spark: its ``frame(features)`` returns the columns that `transform` adds."""
-        columns = self._prediction_columns()
-        function = self._row_function()
+        columns = self._make_prediction_columns()
+        function = self._make_row_function()
         if function is not None:
             return replace(function, predictor=replace(function.predictor, columns=columns))
-        predictor = self._predictor(self._encoder(self._inputs))
+        predictor = self._make_predictor(self._make_encoder(self._inputs))
         return replace(predictor, columns=columns, zone=self._known.zone)
 
 
-def udf_of(predictor: Predictor, columns: int) -> Any:
+def make_udf(predictor: Predictor, columns: int) -> Any:
     """Return the predictor as a function of columns; it returns a struct of the predictions.
 
     Args:
@@ -407,34 +410,34 @@ def udf_of(predictor: Predictor, columns: int) -> Any:
     """
     from pyspark.sql import functions
 
-    fields = struct_type(predictor.columns)
+    fields = make_struct_type(predictor.columns)
     chosen: Any
     taken: Any
     # Hints that PySpark understands: those of this file are text.
     if hasattr(functions, "arrow_udf"):
         # The types select the kind of function: an Arrow array for a batch of one column, a tuple of arrays for
         # several.
-        def single(batches: Iterator[pyarrow.Array]) -> Iterator[pyarrow.Array]:
-            return predictor.arrow_batches((batch,) for batch in batches)
+        def predict_single(batches: Iterator[pyarrow.Array]) -> Iterator[pyarrow.Array]:
+            return predictor.predict_arrow_batches((batch,) for batch in batches)
 
-        def several(batches: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
-            return predictor.arrow_batches(batches)
+        def predict_several(batches: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
+            return predictor.predict_arrow_batches(batches)
 
-        chosen = single if columns == 1 else several
+        chosen = predict_single if columns == 1 else predict_several
         taken = pyarrow.Array if columns == 1 else tuple[pyarrow.Array, ...]
         chosen.__annotations__ = {"batches": Iterator[taken], "return": Iterator[pyarrow.Array]}
         return functions.arrow_udf(chosen, fields)
     import pandas
     from pyspark.sql.pandas.functions import pandas_udf  # where there are no Arrow UDFs yet
 
-    def one_series(batches: Iterator[pandas.Series]) -> Iterator[pandas.DataFrame]:
-        return predictor.pandas_batches((batch,) for batch in batches)
+    def predict_series(batches: Iterator[pandas.Series]) -> Iterator[pandas.DataFrame]:
+        return predictor.predict_pandas_batches((batch,) for batch in batches)
 
-    def several_series(batches: Iterator[tuple[pandas.Series, ...]]) -> Iterator[pandas.DataFrame]:
-        return predictor.pandas_batches(batches)
+    def predict_several_series(batches: Iterator[tuple[pandas.Series, ...]]) -> Iterator[pandas.DataFrame]:
+        return predictor.predict_pandas_batches(batches)
 
     # Those of typing: Spark 3.4 does not know the names of collections.abc.
-    chosen = one_series if columns == 1 else several_series
+    chosen = predict_series if columns == 1 else predict_several_series
     taken = pandas.Series if columns == 1 else typing.Tuple[pandas.Series, ...]  # noqa: UP006
     chosen.__annotations__ = {"batches": typing.Iterator[taken], "return": typing.Iterator[pandas.DataFrame]}
     return pandas_udf(chosen, fields)  # type: ignore[call-overload]  # its stubs know no iterators of frames

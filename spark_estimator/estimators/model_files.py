@@ -18,11 +18,11 @@ import numpy
 from spark_estimator.data.fields import Field
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference.prediction_columns import OUTPUT_KINDS
-from spark_estimator.estimators.metadata import ModelMetadata, label_type_of
+from spark_estimator.estimators.metadata import ModelMetadata, get_label_type
 from spark_estimator.estimators.model import TableModel
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest, is_text
-from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
+from spark_estimator.estimators.persistence.subclass_params import make_instance, restore_subclass, write_subclass
 
 _Model = TypeVar("_Model", bound=TableModel)
 #: Names and offsets as Spark has them; pandas would take the path of a file, too.
@@ -46,20 +46,20 @@ def write_plain(model: TableModel, folder: Path) -> dict[str, Any]:
             row.name: model.getOrDefault(row.name) for row in model._rows if row.saved and row.name != "decoders"
         },
         "decoders": sorted(decoders),
-        **_columns_of(model),
+        **_make_entries(model),
         **write_subclass(model, folder),
     }
 
 
-def _columns_of(model: TableModel) -> dict[str, Any]:
+def _make_entries(model: TableModel) -> dict[str, Any]:
     """Return the metadata of the columns; for a model made by hand, at most the labels' types and the outputs'
     kinds.
     """
     metadata = model._value("_metadata")
     if not isinstance(metadata, ModelMetadata):
         labels = model._value("label_columns") or []
-        types = [label_type_of(metadata[label]) for label in labels if label in (metadata or {})]
-        metadata = ModelMetadata({}, (), (), types if len(types) == len(labels) else (), model._output_kinds_by_loss())
+        types = [get_label_type(metadata[label]) for label in labels if label in (metadata or {})]
+        metadata = ModelMetadata({}, (), (), types if len(types) == len(labels) else (), model._find_output_kinds())
     return {
         "inputs": [asdict(field) for field in metadata.inputs],
         "outputs": list(metadata.outputs),
@@ -69,7 +69,7 @@ def _columns_of(model: TableModel) -> dict[str, Any]:
     }
 
 
-def loaded(
+def load(
     manifest: Manifest, kind: type[_Model], framework_model: Any, decoders: Mapping[str, Any] | None, *, trust: bool
 ) -> _Model:
     """Return the model that a folder holds.
@@ -82,34 +82,34 @@ def loaded(
     Raises:
         DataError: something of it is broken, or needs trust.
     """
-    metadata = _metadata(manifest)
-    functions = _decoders(manifest, decoders, is_trusted(trust))
+    metadata = _read_metadata(manifest)
+    functions = _read_decoders(manifest, decoders, is_trusted(trust))
     try:
         keywords = {"model": framework_model, "_metadata": metadata, **manifest.params, "decoders": functions}
-        model = new_instance(kind, TableModel, **keywords)
+        model = make_instance(kind, TableModel, **keywords)
     except (TypeError, ValueError) as error:
-        raise manifest.broken("params", f"does not fit: {error}") from error
+        raise manifest.make_error("params", f"does not fit: {error}") from error
     restore_subclass(model, manifest, trust=trust)
     model._resetUid(manifest.uid)
     return model
 
 
-def _metadata(manifest: Manifest) -> ModelMetadata:
+def _read_metadata(manifest: Manifest) -> ModelMetadata:
     """Return the metadata of the columns; nothing about outputs if the model was made by hand."""
-    outputs = manifest.value("outputs", _listed(_is_count, least=0), "a list of numbers of values")
-    inputs = _inputs(manifest, 1 if outputs else 0)
+    outputs = manifest.get("outputs", _check_list(_is_count, least=0), "a list of numbers of values")
+    inputs = _read_inputs(manifest, 1 if outputs else 0)
     count = len(outputs) or None
     alike = f"{len(outputs)}, as many as outputs"
-    label_types = manifest.value("label_types", _listed(is_text, count, least=0), f"a list of Spark types, {alike}")
+    label_types = manifest.get("label_types", _check_list(is_text, count, least=0), f"a list of Spark types, {alike}")
     meant = f"{', '.join(sorted(set(OUTPUT_KINDS.values())))} or null"
-    kinds = manifest.value("meanings", _listed(_is_output_kind, count, least=0), f"a list of {meant}, {alike}")
-    zone = manifest.optional("time_zone", "UTC")
+    kinds = manifest.get("meanings", _check_list(_is_output_kind, count, least=0), f"a list of {meant}, {alike}")
+    zone = manifest.get_optional("time_zone", "UTC")
     if not _ZONE.fullmatch(zone):
-        raise manifest.broken("time_zone", f"must be a time zone, such as Europe/Berlin; it is {zone!r:.80}")
+        raise manifest.make_error("time_zone", f"must be a time zone, such as Europe/Berlin; it is {zone!r:.80}")
     return ModelMetadata({}, inputs, outputs, label_types, kinds, zone)
 
 
-def _listed(right: Callable[[Any], bool], count: int | None = None, least: int = 1) -> Callable[[Any], bool]:
+def _check_list(right: Callable[[Any], bool], count: int | None = None, least: int = 1) -> Callable[[Any], bool]:
     """Return a test whether a value is a list of such items.
 
     Args:
@@ -132,11 +132,11 @@ def _is_output_kind(value: Any) -> bool:
     return value is None or value in OUTPUT_KINDS.values()
 
 
-def _inputs(manifest: Manifest, least: int) -> list[Field]:
+def _read_inputs(manifest: Manifest, least: int) -> list[Field]:
     """Return the fields, from what JSON has kept of them, which knows no tuples."""
     fields = []
-    for saved in manifest.value(
-        "inputs", _listed(lambda item: isinstance(item, dict), least=least), "a list of objects, with one"
+    for saved in manifest.get(
+        "inputs", _check_list(lambda item: isinstance(item, dict), least=least), "a list of objects, with one"
     ):
         attributes: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
@@ -152,13 +152,13 @@ def _inputs(manifest: Manifest, least: int) -> list[Field]:
             numpy.dtype(field.stored_dtype)
             numpy.dtype(field.dtype)
         except (TypeError, ValueError) as error:
-            raise manifest.broken("inputs", f"has an invalid field {saved}: {error}") from error
+            raise manifest.make_error("inputs", f"has an invalid field {saved}: {error}") from error
         fields.append(field)
     return fields
 
 
-def _decoders(manifest: Manifest, decoders: Mapping[str, Any] | None, trust: bool) -> dict[str, Any] | None:
-    names = manifest.value("decoders", lambda value: value == [] or _listed(is_text)(value), "a list of columns")
+def _read_decoders(manifest: Manifest, decoders: Mapping[str, Any] | None, trust: bool) -> dict[str, Any] | None:
+    names = manifest.get("decoders", lambda value: value == [] or _check_list(is_text)(value), "a list of columns")
     if decoders is not None or not names:
         return dict(decoders or {}) or None
     if not trust:
@@ -167,7 +167,7 @@ def _decoders(manifest: Manifest, decoders: Mapping[str, Any] | None, trust: boo
             "Pass your own as decoders={...}, or pass trust=True (in a pipeline: use trust_files()) if you trust the "
             "folder."
         )
-    file = manifest.file("decoders.pkl")
+    file = manifest.check_file("decoders.pkl")
     try:
         loaded = pickle.loads(file.read_bytes())  # noqa: S301  # the caller trusts the folder
     except Exception as error:

@@ -19,33 +19,33 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from pyspark.ml.param import Param, Params
 
 from spark_estimator.estimators.checks import (
-    anything,
-    autocast_type,
-    categories,
-    edited_fields,
-    function,
-    functions,
-    known_categories,
-    listed,
-    names,
-    no_data_module,
-    null_policies,
-    numbers_by_column,
-    one_of,
-    paddings,
-    positive,
-    shapes,
-    share_or_column,
-    stored,
-    text,
-    training_backend,
-    truth,
-    weights,
-    whole,
+    accept,
+    check_autocast_type,
+    check_backend,
+    check_bool,
+    check_categories,
+    check_edited_fields,
+    check_function,
+    check_functions,
+    check_int,
+    check_known_categories,
+    check_list,
+    check_names,
+    check_null_policies,
+    check_numbers_by_column,
+    check_one_of,
+    check_paddings,
+    check_positive,
+    check_shapes,
+    check_share_or_column,
+    check_store,
+    check_str,
+    check_weights,
+    refuse_data_module,
 )
-from spark_estimator.estimators.history import History, history_of, table
+from spark_estimator.estimators.history import History, make_table, to_history
 from spark_estimator.estimators.inference.devices import DEVICES
-from spark_estimator.estimators.mlflow_options import mlflow_option
+from spark_estimator.estimators.mlflow_options import check_mlflow
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,7 +86,7 @@ _SHAPES = ("Sequence[Sequence[int]] | None", "list[list[int]] | None")
 DECODERS = Row(
     "decoders",
     None,
-    functions,
+    check_functions,
     "a dict from the names of binary columns to functions that decode the bytes of one row into an array, of the same "
     "shape for all rows: {'image': decode}",
     "Mapping[str, Callable[[bytes], Any]] | None",
@@ -98,16 +98,16 @@ SHARED = (
     Row(
         "num_proc",
         None,
-        whole(1),
+        check_int(1),
         "the number of training processes; None: as many as spark.default.parallelism and the task slots allow; "
         "required with dynamic allocation",
         "int | None",
     ),
-    Row("model", None, anything, "the model to train; required"),
+    Row("model", None, accept, "the model to train; required"),
     Row(
         "backend",
         None,
-        training_backend,
+        check_backend,
         "where to train: a SparkBackend with its own num_proc and options, or another Backend, whose ranks read their "
         "rows from the store; cannot be combined with num_proc",
         "Backend | None",
@@ -115,17 +115,17 @@ SHARED = (
     Row(
         "store",
         None,
-        stored,
+        check_store,
         "a Store, or its path, for checkpoints and prepared data; None: nothing is stored",
         "Store | str | None",
         "Store | None",
     ),
-    Row("optimizer", None, anything, "the optimizer; required"),
-    Row("loss", None, listed, "one loss, or a list with one loss per label column", "Any", "list[Any]"),
+    Row("optimizer", None, accept, "the optimizer; required"),
+    Row("loss", None, check_list, "one loss, or a list with one loss per label column", "Any", "list[Any]"),
     Row(
         "loss_weights",
         None,
-        weights,
+        check_weights,
         "a weight per loss; None: equal weights that sum to 1",
         "Sequence[float] | None",
         "list[float] | None",
@@ -133,7 +133,7 @@ SHARED = (
     Row(
         "metrics",
         [],
-        listed,
+        check_list,
         "functions of (output, label); or Horovod's lists, each of one function, or of one per label column; or a dict "
         "per label column, whose keys are their names; batches' values are averaged by their rows, which is right "
         "for means over rows, and not for AUC, F1, R2, precision, recall or roots",
@@ -143,56 +143,62 @@ SHARED = (
     Row(
         "feature_cols",
         None,
-        names,
+        check_names,
         "the input columns, in the order of the model's inputs; None: all columns except labels, sample weights and "
         "the validation column",
         *_NAMES,
     ),
-    Row("label_cols", None, names, "the columns to predict, one per model output; required", *_NAMES),
+    Row("label_cols", None, check_names, "the columns to predict, one per model output; required", *_NAMES),
     Row(
         "sample_weight_col",
         None,
-        text,
+        check_str,
         "a numeric column that multiplies each row's loss; the mean is still taken over the number of rows",
         "str | None",
     ),
     Row(
         "validation",
         None,
-        share_or_column,
+        check_share_or_column,
         "the fraction of rows to validate on, or a 0/1 column that marks them; None: no validation",
         "float | str | None",
     ),
-    Row("batch_size", 32, whole(1), "rows per batch on each process", "int"),
-    Row("val_batch_size", None, whole(1), "rows per validation batch on each process; None: batch_size", "int | None"),
-    Row("epochs", 1, whole(1), "the number of passes over all rows", "int"),
+    Row("batch_size", 32, check_int(1), "rows per batch on each process", "int"),
+    Row(
+        "val_batch_size",
+        None,
+        check_int(1),
+        "rows per validation batch on each process; None: batch_size",
+        "int | None",
+    ),
+    Row("epochs", 1, check_int(1), "the number of passes over all rows", "int"),
     Row(
         "train_steps_per_epoch",
         None,
-        whole(1),
+        check_int(1),
         "the number of training batches per epoch; None: all rows",
         "int | None",
     ),
     Row(
         "validation_steps_per_epoch",
         None,
-        whole(1),
+        check_int(1),
         "the number of validation batches per epoch; None: all rows",
         "int | None",
     ),
     Row(
         "verbose",
         1,
-        whole(0),
+        check_int(0),
         "0: print nothing; 1: print one line per epoch, and meanwhile show progress: on a terminal, in a notebook, "
         "elsewhere a line of text each half minute",
         "int",
     ),
-    Row("gradient_compression", None, anything, "a member of Compression: how gradients are sent; None: as they are"),
+    Row("gradient_compression", None, accept, "a member of Compression: how gradients are sent; None: as they are"),
     Row(
         "max_restarts",
         0,
-        whole(0),
+        check_int(0),
         "how many times to continue after a rank dies, exits, raises an error or loses its executor: within the step "
         "if ranks of PyTorch or Hugging Face read files, else from the last checkpoint",
         "int",
@@ -200,15 +206,15 @@ SHARED = (
     Row(
         "random_seed",
         None,
-        whole(0),
+        check_int(0),
         "a seed that makes results repeatable for a fixed number of processes; None: random",
         "int | None",
     ),
-    Row("shuffle", True, truth, "whether to read the rows in a different order in each epoch", "bool"),
+    Row("shuffle", True, check_bool, "whether to read the rows in a different order in each epoch", "bool"),
     Row(
         "run_id",
         None,
-        text,
+        check_str,
         "the name of this training; with a store, fitting again under the same name resumes from the last checkpoint, "
         "with its seed, and returns the model at once if all epochs are done; rows, model, optimizer, schedule, losses "
         "and batches must be unchanged; epochs and num_proc may change",
@@ -217,7 +223,7 @@ SHARED = (
     Row(
         "resume_on_other_rows",
         False,
-        truth,
+        check_bool,
         "let the run of run_id continue on other rows with the same columns, with its optimizer, schedule and history: "
         "raise epochs by the number of passes over them; False: other rows are an error",
         "bool",
@@ -225,7 +231,7 @@ SHARED = (
     Row(
         "checkpoint_every_steps",
         None,
-        whole(1),
+        check_int(1),
         "write a checkpoint after this many batches within an epoch, too, between two steps of the optimizer; needs a "
         "store. A run that continues from it on another number of processes or on other rows begins that epoch again. "
         "None: only after each epoch",
@@ -234,7 +240,7 @@ SHARED = (
     Row(
         "checkpoint_every_seconds",
         None,
-        positive,
+        check_positive,
         "as checkpoint_every_steps, after this many seconds; None: only after each epoch, and by "
         "checkpoint_every_steps",
         "float | None",
@@ -242,7 +248,7 @@ SHARED = (
     Row(
         "early_stopping_patience",
         None,
-        whole(1),
+        check_int(1),
         "stop when the validation loss (without validation, the training loss) has not improved for this many epochs; "
         "None: never",
         "int | None",
@@ -250,23 +256,23 @@ SHARED = (
     Row(
         "restore_best",
         False,
-        truth,
+        check_bool,
         "return the model of the epoch with the lowest validation loss (without validation, the lowest training loss) "
         "instead of the last one",
         "bool",
     ),
-    Row("use_gpu", True, truth, "whether to use GPUs if there are any", "bool"),
+    Row("use_gpu", True, check_bool, "whether to use GPUs if there are any", "bool"),
     Row(
         "backward_passes_per_step",
         1,
-        whole(1),
+        check_int(1),
         "the number of batches whose gradients are accumulated before each optimizer step",
         "int",
     ),
     Row(
         "mlflow",
         False,
-        mlflow_option,
+        check_mlflow,
         "log the training in an MLflow run, below the active run if there is one: parameters, epochs, plots and the "
         "model; True, or a dict of options such as {'experiment_name': 'x', 'registered_model_name': 'y'}",
         "bool | Mapping[str, Any]",
@@ -275,14 +281,14 @@ SHARED = (
     Row(
         "input_shapes",
         None,
-        shapes,
+        check_shapes,
         "the shapes of the inputs, each starting with -1 for the batch; None: inferred from the columns",
         *_SHAPES,
     ),
     Row(
         "label_shapes",
         None,
-        shapes,
+        check_shapes,
         "the shapes of the labels, each starting with -1 for the batch; None: the shapes of the outputs, if they have "
         "as many values",
         *_SHAPES,
@@ -290,14 +296,14 @@ SHARED = (
     Row(
         "materialize",
         False,
-        truth,
+        check_bool,
         "write the rows to the store as Parquet once, and read them from there in each fit",
         "bool",
     ),
     Row(
         "read_files",
         True,
-        truth,
+        check_bool,
         "let the processes read the Parquet files themselves if the DataFrame is nothing but Parquet files; False: "
         "always send rows through Spark",
         "bool",
@@ -305,7 +311,7 @@ SHARED = (
     Row(
         "cache_bytes",
         None,
-        whole(0),
+        check_int(0),
         "the most bytes of rows that a host's disk keeps, for all of its processes; rows beyond are read from their "
         "files in each epoch, and mixed by blocks; a DataFrame that is not just Parquet files is written to the store "
         "for it; 0: none; None: all rows are kept",
@@ -314,14 +320,14 @@ SHARED = (
     Row(
         "buffer_bytes",
         None,
-        whole(1),
+        check_int(1),
         "with cache_bytes, the most bytes of rows that each process keeps in memory; None: 256 MiB",
         "int | None",
     ),
     Row(
         "nulls",
         "error",
-        null_policies,
+        check_null_policies,
         "how to handle nulls: 'error', 'drop' (drops the row), a number that replaces them, or 'mean' or 'median' of "
         "the finite numbers in the rows to train on, in features that hold numbers; all but 'error' treat NaN as null; "
         "or a dict with one of these per column, where 'error' applies to the other columns",
@@ -331,7 +337,7 @@ SHARED = (
     Row(
         "padding",
         None,
-        paddings,
+        check_paddings,
         "a number that pads shorter arrays at the end, up to the longest array or to input_shapes; or a dict with a "
         "number per column; None: arrays of different lengths are an error",
         "float | Mapping[str, float] | None",
@@ -341,7 +347,7 @@ SHARED = (
     Row(
         "categories",
         None,
-        categories,
+        check_categories,
         "a dict from feature columns of strings, integers or booleans to what turns their values into ids: a number of "
         "ids, such as {'city': 1000}, for the most frequent values of the training's rows; a list of values, whose ids "
         "start at 1; {'hash': 100000}, for a hash; or another of these columns, such as {'history': 'item'}, whose ids "
@@ -352,7 +358,7 @@ SHARED = (
     Row(
         "transformation_fn",
         None,
-        function,
+        check_function,
         "a function from a pandas.DataFrame with the columns read to one with the model's columns, and any number of "
         "rows, called once per row while rows are loaded; or, as in Horovod, from a dict of one row to one, called for "
         "each row in each epoch (the driver calls it with first rows to see which); not called by transform; None: "
@@ -362,7 +368,7 @@ SHARED = (
     Row(
         "transform_validation",
         True,
-        truth,
+        check_bool,
         "whether transformation_fn is called for the rows of validation, too, as in Horovod; False: they stay as they "
         "are, so that augmentation changes neither the validation loss nor early stopping; their columns must then fit "
         "the model without the function",
@@ -371,7 +377,7 @@ SHARED = (
     Row(
         "transformation_edit_fields",
         None,
-        edited_fields,
+        check_edited_fields,
         "the columns that transformation_fn changes or adds, as a list of (name, numpy type, shape, nullable); its "
         "result is checked against them; required for columns that only transformation_fn creates",
         "Sequence[Sequence[Any]] | None",
@@ -380,7 +386,7 @@ SHARED = (
     Row(
         "transformation_removed_fields",
         None,
-        names,
+        check_names,
         "the columns that transformation_fn reads and does not return",
         *_NAMES,
     ),
@@ -390,7 +396,7 @@ SHARED = (
 LEARNING_RATE = Row(
     "learning_rate",
     None,
-    positive,
+    check_positive,
     "the learning rate instead of the optimizer's (for ParamGridBuilder); None: the optimizer's; either is multiplied "
     "by the number of processes, except with sync='diloco' or 'local_sgd'",
     "float | None",
@@ -401,26 +407,32 @@ OF_EVALUATORS = (
     Row(
         "prediction_col",
         None,
-        text,
+        check_str,
         "a double column for evaluators: the predicted class number, or the predicted value; None: none",
         "str | None",
     ),
     Row(
         "raw_prediction_col",
         None,
-        text,
+        check_str,
         "a vector column for evaluators, with a score per class; None: none",
         "str | None",
     ),
-    Row("probability_col", None, text, "a vector column with a probability per class; None: none", "str | None"),
+    Row("probability_col", None, check_str, "a vector column with a probability per class; None: none", "str | None"),
 )
 #: Of estimators, which pass them on, and of the models that predict.
 PREDICTING = (
-    Row("output_cols", None, names, "the prediction columns; None: each label's name followed by __output", *_NAMES),
+    Row(
+        "output_cols",
+        None,
+        check_names,
+        "the prediction columns; None: each label's name followed by __output",
+        *_NAMES,
+    ),
     Row(
         "output_type",
         "label",
-        one_of("label", "array", "vector"),
+        check_one_of("label", "array", "vector"),
         "'label': predictions have the label's type, or are doubles where it would round what is no class; 'array' or "
         "'vector': all output values of a row",
         "str",
@@ -432,7 +444,7 @@ INFERENCE = (
     Row(
         "inference_device",
         "auto",
-        one_of(*DEVICES),
+        check_one_of(*DEVICES),
         "where transform computes: 'auto': on the GPU that Spark gives the task (spark.task.resource.gpu.amount), or, "
         "without one, on the CPU; 'cpu'; 'cuda': on a GPU, or it is an error",
         "str",
@@ -440,7 +452,7 @@ INFERENCE = (
     Row(
         "inference_precision",
         None,
-        autocast_type,
+        check_autocast_type,
         "'bf16' or 'fp16': predict under torch.autocast with this type; None: in the model's own types",
         "str | None",
     ),
@@ -449,7 +461,7 @@ INFERENCE = (
 DATA_MODULE = Row(
     "data_module",
     None,
-    no_data_module,
+    refuse_data_module,
     "not supported: loaders of your own belong in a function that HorovodRunner.run(function, data=df) starts",
     "None",
     "Any",
@@ -458,7 +470,7 @@ DATA_MODULE = Row(
 HISTORY = Row(
     "history",
     History(),
-    history_of,
+    to_history,
     "one entry per epoch: epoch, train, validation; or a dict of numbers, or a list of losses",
     "Sequence[Mapping[str, Any]] | Mapping[str, Any] | Sequence[float] | None",
     "History",
@@ -466,24 +478,24 @@ HISTORY = Row(
 
 #: Of every trained model, besides its history.
 MODEL = (
-    Row("model", None, anything, "the framework's trained model", saved=False),
+    Row("model", None, accept, "the framework's trained model", saved=False),
     Row(
         "_metadata",
         None,
-        anything,
+        accept,
         "types and shapes of the columns of the training; None: transform finds them",
         "Mapping[str, Any] | None",
         saved=False,
     ),
-    Row("feature_columns", None, names, "the columns to predict from, in the order of fit()", *_NAMES),
-    Row("label_columns", None, names, "the columns that the model was trained to predict", *_NAMES),
-    Row("run_id", None, text, "the name of the training", "str | None"),
-    Row("batch_size", 1024, whole(1), "rows per call of the model", "int"),
+    Row("feature_columns", None, check_names, "the columns to predict from, in the order of fit()", *_NAMES),
+    Row("label_columns", None, check_names, "the columns that the model was trained to predict", *_NAMES),
+    Row("run_id", None, check_str, "the name of the training", "str | None"),
+    Row("batch_size", 1024, check_int(1), "rows per call of the model", "int"),
     DECODERS,
     Row(
         "categories",
         None,
-        known_categories,
+        check_known_categories,
         "a dict from feature columns to the values with ids 1, 2 and so on, to {'hash': the number of ids}, or to "
         "another of these columns, whose ids it shares",
         "Mapping[str, str | Sequence[Any] | Mapping[str, int]] | None",
@@ -492,7 +504,7 @@ MODEL = (
     Row(
         "null_values",
         None,
-        numbers_by_column,
+        check_numbers_by_column,
         "a dict from feature columns, under their names in the training, to the number that replaces null and NaN",
         "Mapping[str, float] | None",
         "dict[str, float] | None",
@@ -550,7 +562,7 @@ class TableParams(Params):
         super().__init_subclass__()
         if cls.__module__.startswith("spark_estimator."):
             return
-        for name in _evaluators_names():
+        for name in _list_evaluator_names():
             others = (base for base in cls.__mro__ if not base.__module__.startswith("spark_estimator."))
             owner = next((base for base in others if name in vars(base)), None)
             if owner is not None and owner is not cls:
@@ -579,7 +591,7 @@ class TableParams(Params):
                 continue
             if name not in rows and name not in self._ineffective:
                 raise TypeError(
-                    f"{type(self).__name__} has no parameter {name!r}{_suggestion(name, rows)}. Its parameters: "
+                    f"{type(self).__name__} has no parameter {name!r}{_suggest(name, rows)}. Its parameters: "
                     f"{', '.join(rows)}."
                 )
             self._set(**{name: value})
@@ -588,7 +600,7 @@ class TableParams(Params):
     def _repr_html_(self) -> str:
         """Return the parameters that were set, for notebooks."""
         values = [(row.name, self._value(row.name)) for row in self._rows if self.isSet(row.name)]
-        return f"<b>{html.escape(self.uid)}</b>{table(['parameter', 'value'], values)}"
+        return f"<b>{html.escape(self.uid)}</b>{make_table(['parameter', 'value'], values)}"
 
     def getOrDefault(self, param: Any) -> Any:
         """Return the value of a parameter, or its default; a parameter that was set to None has its default, too."""
@@ -608,7 +620,7 @@ class TableParams(Params):
         return value
 
 
-def _evaluators_names() -> Iterator[str]:
+def _list_evaluator_names() -> Iterator[str]:
     for row in OF_EVALUATORS:
         words = "".join(word.title() for word in row.name.split("_"))
         yield from (row.name, f"get{words}", f"set{words}")
@@ -622,7 +634,7 @@ def warn_caller(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
-def _suggestion(name: str, names: Iterable[str]) -> str:
+def _suggest(name: str, names: Iterable[str]) -> str:
     """Return a question with the parameter that was probably meant: a similar name, or one with these initials."""
     candidates = list(names)
     matches = [word for word in candidates if "".join(part[:1] for part in word.split("_")) == name.lower()]
@@ -630,9 +642,7 @@ def _suggestion(name: str, names: Iterable[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def with_params(
-    rows: Sequence[Row], parts: Mapping[str, str] | None = None
-) -> Callable[[type[_Params]], type[_Params]]:
+def add_params(rows: Sequence[Row], parts: Mapping[str, str] | None = None) -> Callable[[type[_Params]], type[_Params]]:
     """Add a class's Params, and show them in the signatures of its constructor and ``setParams``.
 
     Args:

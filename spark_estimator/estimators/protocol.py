@@ -36,7 +36,7 @@ _SHARED = {
 }
 
 
-def with_ineffective(
+def add_ineffective(
     rows: Mapping[str, tuple[str, Any]], reasons: Mapping[str, str]
 ) -> Callable[[type[_Params]], type[_Params]]:
     """Add parameters without effect to a class, which can be set and read; a setter warns with the reason.
@@ -51,7 +51,7 @@ def with_ineffective(
         cls._reasons = {**cls._reasons, **reasons}
         for name, (accessor, _) in rows.items():
             setattr(cls, name, Param(Params._dummy(), name, f"no effect: {reasons[name]}"))
-            setter, getter = _accessors(name, reasons[name])
+            setter, getter = _make_accessors(name, reasons[name])
             for method, prefix in ((setter, "set"), (getter, "get")):
                 method.__name__ = f"{prefix}{accessor}"
                 method.__qualname__ = f"{cls.__qualname__}.{method.__name__}"
@@ -61,7 +61,7 @@ def with_ineffective(
     return decorate
 
 
-def _accessors(name: str, reason: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _make_accessors(name: str, reason: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     def setter(self: TableParams, value: Any) -> Any:
         params.warn_caller(f"{name} has no effect: {reason}.")
         return self._set(**{name: value})
@@ -74,7 +74,7 @@ def _accessors(name: str, reason: str) -> tuple[Callable[..., Any], Callable[...
     return setter, getter
 
 
-@with_ineffective(_SHARED, params.WITHOUT_EFFECT)
+@add_ineffective(_SHARED, params.WITHOUT_EFFECT)
 class EstimatorParams(TableParams):
     """Horovod's name for the parameters of all estimators. A subclass calls ``super().__init__()``."""
 
@@ -102,7 +102,7 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
             run_id: names the training.
             metadata: a `ModelMetadata`.
         """
-        known = {row.name for row in self._model_kind._rows}
+        names = {row.name for row in self._model_kind._rows}
         keywords = {
             "history": history,
             "model": model,
@@ -114,7 +114,7 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
             "_metadata": metadata,
         }
         passed_on = {row.name: self._value(row.name) for row in self._rows if row.name in _PASSED_ON}
-        return {name: value for name, value in {**keywords, **passed_on}.items() if name in known}
+        return {name: value for name, value in {**keywords, **passed_on}.items() if name in names}
 
     def _get_or_create_backend(self) -> Any:
         """Return the backend of `fit`: an object with ``run(fn, args, kwargs, env)`` and ``num_processes()``.

@@ -15,23 +15,23 @@ from spark_estimator.collectives import arrays, context, objects
 from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.data.rank.function_rows import FunctionRows
-from spark_estimator.data.rank.rank_rows import RankRows, balanced
+from spark_estimator.data.rank.rank_rows import RankRows, balance
 from spark_estimator.data.rank.spool import Spool
-from spark_estimator.data.stream.rows import streamed
+from spark_estimator.data.stream.rows import stream_rows
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import model_transfer
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, CheckpointFormat, load
-from spark_estimator.estimators.persistence.resumed_run import warning_of
+from spark_estimator.estimators.persistence.resumed_run import describe_ignored
 from spark_estimator.estimators.persistence.run_identity import Identity
 from spark_estimator.estimators.persistence.run_lease import Fence
-from spark_estimator.estimators.rows.row_source import rank_rows
+from spark_estimator.estimators.rows.row_source import read_rank_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe import progress
 from spark_estimator.observe.training_meter import TrainingMeter
 from spark_estimator.observe.training_records import StepRecorder, send_record
 
 _SCANNED_ROWS = 4096
-#: Reads a rank's rows, and those that are marked, as `rank_rows` does.
+#: Reads a rank's rows, and those that are marked, as `read_rank_rows` does.
 ReadRows = Callable[[TrainSpec], tuple[Spool, Spool]]
 
 
@@ -47,11 +47,13 @@ class KnownRun:
     initial: str = ""  # as in `TrainSpec`, when the run began
 
     @classmethod
-    def of(cls, spec: TrainSpec, identity: Identity, kept: Checkpoint | None, read: tuple[int, ...] = ()) -> KnownRun:
+    def from_checkpoint(
+        cls, spec: TrainSpec, identity: Identity, checkpoint: Checkpoint | None, read: tuple[int, ...] = ()
+    ) -> KnownRun:
         """Return a run that begins, or that resumes from a checkpoint."""
-        if kept is None:
+        if checkpoint is None:
             return cls(identity, spec.seed, read, spec.initial)
-        return cls(identity, kept.seed, read, kept.initial)
+        return cls(identity, checkpoint.seed, read, checkpoint.initial)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class RankRun:
         """Return the identity of the training; empty without a store."""
         return self.known.identity
 
-    def result(self, spec: TrainSpec, state: bytes, history: list[dict[str, Any]], name: str) -> TrainResult:
+    def make_result(self, spec: TrainSpec, state: bytes, history: list[dict[str, Any]], name: str) -> TrainResult:
         """Return, on rank 0 at the end, the training's result, with a large model in the store.
 
         Args:
@@ -81,10 +83,10 @@ class RankRun:
             name: of the model's file.
         """
         counts = (self.rows.total, self.held.total if self.held else 0)
-        warning = "" if self.kept is None else warning_of(spec, self.kept, len(history), context.size())
+        warning = "" if self.kept is None else describe_ignored(spec, self.kept, len(history), context.size())
         file = None
         if spec.store is not None and len(state) > spec.large:
-            file = model_transfer.put(spec.store, spec.run_id, state, name, Fence.of(spec))
+            file = model_transfer.put(spec.store, spec.run_id, state, name, Fence.from_spec(spec))
         return TrainResult(state if file is None else b"", history, counts, file, warning)
 
 
@@ -94,7 +96,7 @@ def begin(
     form: CheckpointFormat,
     *,
     known: KnownRun | None = None,
-    read: ReadRows = rank_rows,
+    read: ReadRows = read_rank_rows,
 ) -> RankRun:
     """Return the rows, evened out between the ranks, and the run's checkpoint. A collective.
 
@@ -108,46 +110,46 @@ def begin(
         DataError: something is wrong with rows or checkpoint, or the checkpoint is another training's.
     """
     if known is None and spec.tracking is not None:
-        spec.tracking.sample_system()
-    rows, held = _evened(spec, read)
-    kept = None
+        spec.tracking.start_sampling()
+    rows, validation_rows = _even_out(spec, read)
+    checkpoint = None
     if known is None:
-        identity = {} if spec.store is None else identity_of(spec, rows.checksum())
-        kept = _recorded(spec, load(spec, identity, form))
-        known = KnownRun.of(spec, identity, kept, _read(rows))
+        identity = {} if spec.store is None else identity_of(spec, rows.compute_checksums())
+        checkpoint = _record_epochs(spec, load(spec, identity, form))
+        known = KnownRun.from_checkpoint(spec, identity, checkpoint, _get_read(rows))
     if spec.held_share:
-        rows, held = rows.split(spec.held_share, known.seed, known.read)
-    held = held if held is not None and held.total else None
+        rows, validation_rows = rows.split(spec.held_share, known.seed, known.read)
+    validation_rows = validation_rows if validation_rows is not None and validation_rows.total else None
     if spec.kept is not None:
         rows = FunctionRows(rows, spec.kept)
         of_held = spec.kept if spec.transform_validation else spec.kept.untransformed
-        held = None if held is None else FunctionRows(held, of_held)
-    return RankRun(rows, held, kept, known)
+        validation_rows = None if validation_rows is None else FunctionRows(validation_rows, of_held)
+    return RankRun(rows, validation_rows, checkpoint, known)
 
 
-def _read(rows: EpochRows) -> tuple[int, ...]:
+def _get_read(rows: EpochRows) -> tuple[int, ...]:
     """Return `KnownRun.read`."""
     return rows.read if isinstance(rows, RankRows) else ()
 
 
-def _evened(spec: TrainSpec, read: ReadRows) -> tuple[EpochRows, EpochRows | None]:
+def _even_out(spec: TrainSpec, read: ReadRows) -> tuple[EpochRows, EpochRows | None]:
     """Return the rows to train on and those that are marked, as many on each rank. A collective."""
     if spec.limits is not None and spec.source is not None:
-        within = streamed(spec.source, spec.held_source, spec.limits, "training")
+        within = stream_rows(spec.source, spec.held_source, spec.limits, "training")
         if within is not None:
             return within
     unbalanced, marked = read(spec)
-    rows = balanced(unbalanced, "training", by_value=spec.by_value)
+    rows = balance(unbalanced, "training", by_value=spec.by_value)
     if spec.held_share or not any(arrays.allgather(numpy.array([marked.rows]), "marked rows")):
         return rows, None
-    return rows, balanced(marked, "validation", by_value=spec.by_value)
+    return rows, balance(marked, "validation", by_value=spec.by_value)
 
 
-def _recorded(spec: TrainSpec, kept: Checkpoint | None) -> Checkpoint | None:
+def _record_epochs(spec: TrainSpec, checkpoint: Checkpoint | None) -> Checkpoint | None:
     """Send the records of the epochs that a checkpoint has. Return it."""
-    for entry in [] if kept is None else kept.history:
+    for entry in [] if checkpoint is None else checkpoint.history:
         record_epoch(spec, entry)
-    return kept
+    return checkpoint
 
 
 def record_epoch(spec: TrainSpec, entry: Mapping[str, Any]) -> None:
@@ -159,7 +161,7 @@ def record_epoch(spec: TrainSpec, entry: Mapping[str, Any]) -> None:
         send_record({"entry": json.loads(json.dumps(entry, default=float))})
 
 
-def meter_of(spec: TrainSpec) -> TrainingMeter:
+def make_meter(spec: TrainSpec) -> TrainingMeter:
     """Return a meter of this rank's training. Its counts are reported unless the estimator is silent."""
     every = None if spec.tracking is None else spec.tracking.log_every_n_steps
     meter = TrainingMeter(spec.epochs, None if every is None else StepRecorder(every, context.size()))
@@ -168,18 +170,18 @@ def meter_of(spec: TrainSpec) -> TrainingMeter:
     return meter
 
 
-def averages_of(entry: Mapping[str, Any]) -> dict[str, float]:
+def to_averages(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return a history's entry as the progress display names its numbers: loss, val_loss, accuracy, val_accuracy,
     ...
 
     The losses come first, because only the first few numbers are shown.
     """
-    train, held = entry["train"], entry.get("validation") or {}
+    train, validation = entry["train"], entry.get("validation") or {}
     return {
         "loss": train["loss"],
-        **({"val_loss": held["loss"]} if "loss" in held else {}),
+        **({"val_loss": validation["loss"]} if "loss" in validation else {}),
         **train.get("metrics", {}),
-        **{f"val_{name}": value for name, value in held.get("metrics", {}).items()},
+        **{f"val_{name}": value for name, value in validation.get("metrics", {}).items()},
         **{name: value for name, value in entry.get("logged", {}).items() if name not in ("train_loss", "val_loss")},
     }
 
@@ -208,18 +210,18 @@ def check_loss(
             f"the loss of epoch {epoch + 1} was {loss}. Remove NaN, infinity and huge numbers from the columns, or "
             f"{lower}"
         )
-    texts = objects.allgather_object(_not_finite(rows, fields), name="values that are not finite")
+    texts = objects.allgather_object(_find_not_finite(rows, fields), name="values that are not finite")
     raise DataError(
         start + next(filter(None, texts), f"all values of the columns are finite. Scale huge numbers, or {lower}")
     )
 
 
-def _not_finite(rows: EpochRows, fields: Sequence[Field]) -> str:
+def _find_not_finite(rows: EpochRows, fields: Sequence[Field]) -> str:
     """Return the first column of this rank with NaN or infinity, the row and the remedy; empty without one."""
     first_rows: dict[str, tuple[int, float]] = {}
     counts: Counter[str] = Counter()
     start = 0
-    for batch in rows.batches(_SCANNED_ROWS):
+    for batch in rows.read_batches(_SCANNED_ROWS):
         for field, matrix in zip(fields, batch.matrices, strict=True):
             if matrix.dtype.kind != "f" or numpy.isfinite(matrix[: batch.rows]).all():
                 continue
@@ -229,8 +231,8 @@ def _not_finite(rows: EpochRows, fields: Sequence[Field]) -> str:
             for name in dict.fromkeys(names):
                 of_column = wrong & (numpy.array(names) == name)
                 if of_column.any():
-                    row, place = (int(number) for number in numpy.argwhere(of_column)[0])
-                    first_rows.setdefault(name, (start + row, values[row, place].item()))
+                    row, column = (int(number) for number in numpy.argwhere(of_column)[0])
+                    first_rows.setdefault(name, (start + row, values[row, column].item()))
                     counts[name] += int(of_column.any(axis=1).sum())
         start += batch.rows
     if not first_rows:

@@ -36,7 +36,7 @@ from spark_estimator.errors import HorovodInternalError, HostsUpdatedInterrupt
 from spark_estimator.estimators.persistence.checkpoint import Saver
 from spark_estimator.estimators.persistence.resumed_run import LostPlace
 from spark_estimator.estimators.recovering_process import RecoveringProcess
-from spark_estimator.estimators.rows.row_source import rank_rows
+from spark_estimator.estimators.rows.row_source import read_rank_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 
@@ -86,7 +86,7 @@ class Round:
 
     def read(self, spec: TrainSpec) -> tuple[Spool, Spool]:
         """Return what `read_rank_rows` does."""
-        return rank_rows(spec) if self._process is None else self._process.read(spec)
+        return read_rank_rows(spec) if self._process is None else self._process.read(spec)
 
     def reach(self, epochs: int, steps: int = 0) -> None:
         """Note how far the training is."""
@@ -99,9 +99,9 @@ class Round:
             earlier: that round of this process; None: it was in none, or no rank was lost.
         """
         places = allgather_object(None if earlier is None else earlier._place, name="places of ranks")
-        known = [place for place in places if place is not None]
-        if known:
-            last = max(known, key=lambda place: (place.epochs, place.steps))
+        progress = [place for place in places if place is not None]
+        if progress:
+            last = max(progress, key=lambda place: (place.epochs, place.steps))
             self.lost = LostPlace(last.epochs, last.steps)
 
     def let_join(self, saver: Saver) -> None:
@@ -112,7 +112,7 @@ class Round:
         """
         if self._process is None or self._state is None or self._spec.checkpoint_path is None:
             return
-        if context.size() < self._process.most_ranks():
+        if context.size() < self._process.count_most_ranks():
             saver.wait()  # the others wait for rank 0, which writes
             self._state.check_host_updates()
 
@@ -138,6 +138,6 @@ def train_in_rounds(spec: TrainSpec, train: Callable[[TrainSpec, Round], TrainRe
             broken = present
             return train(replace(spec, framework=cloudpickle.loads(framework)), present)
         except (HorovodInternalError, HostsUpdatedInterrupt) as error:
-            rounds.ended(error)
+            rounds.end(error)
             if isinstance(error, HostsUpdatedInterrupt):
                 broken = None

@@ -95,7 +95,7 @@ class TrainSpec:
     transform_validation: bool = True
 
     @classmethod
-    def of(cls, value: Callable[[str], Any], **others: Any) -> TrainSpec:
+    def from_parameters(cls, value: Callable[[str], Any], **others: Any) -> TrainSpec:
         """Return the training that an estimator's parameters describe.
 
         Args:
@@ -108,7 +108,7 @@ class TrainSpec:
             has_given_seed=seed is not None,
             repeatable=seed is not None or value("store") is not None,
             val_batch_size=value("val_batch_size") or value("batch_size"),
-            limits=RowLimits.of(value("cache_bytes"), value("buffer_bytes")),
+            limits=RowLimits.from_parameters(value("cache_bytes"), value("buffer_bytes")),
             **{name: value(parameter) for name, parameter in _PARAMETERS.items()},
             **others,
         )

@@ -15,7 +15,7 @@ from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.keras.importing import backend
 
 
-def backend_module(name: str | None = None) -> Any:
+def load_backend(name: str | None = None) -> Any:
     """Return the module for a backend; only that one is imported. None: that of the process's Keras.
 
     Raises:
@@ -31,7 +31,7 @@ def backend_module(name: str | None = None) -> Any:
     return module
 
 
-def reduced(
+def reduce_gradients(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
     """Return the gradients, reduced over all ranks. Collective; added to the graph that is being built, if any.
@@ -42,7 +42,7 @@ def reduced(
         variables: whose they are.
         everything: all variables that the optimizer trains.
     """
-    if exchange.off():
+    if exchange.is_off():
         return list(gradients)
     result = list(gradients)
     indices = [
@@ -53,7 +53,7 @@ def reduced(
     if indices:
         sent, owners = [gradients[index] for index in indices], [variables[index] for index in indices]
         for index, gradient in zip(
-            indices, backend_module(exchange.backend).reduced(exchange, sent, owners, everything), strict=True
+            indices, load_backend(exchange.backend).reduced(exchange, sent, owners, everything), strict=True
         ):
             result[index] = gradient
     if exchange.scale_local and exchange.op is ReduceOp.AVERAGE:

@@ -12,9 +12,9 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import allgather_object
 from spark_estimator.keras.importing import is_keras_2, keras
 from spark_estimator.keras.lockstep import begin_together, end_epoch_together
-from spark_estimator.keras.optimizers import build, momentum_of, rate_of, schedule_of, set_rate, velocities_of
-from spark_estimator.keras.starting_state import broadcast_variables, training_variables
-from spark_estimator.keras.variables import assign, value_of
+from spark_estimator.keras.optimizers import build, find_schedule, list_velocities, read_momentum, read_rate, set_rate
+from spark_estimator.keras.starting_state import broadcast_variables, list_training_variables
+from spark_estimator.keras.variables import assign, copy_value
 
 __all__ = [
     "BestModelCheckpoint",
@@ -86,7 +86,7 @@ class BroadcastGlobalVariablesCallback(HorovodCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts, if there is something by now."""
         begin_together(self.model, self.params)
-        if self.model.built and not _in_graph(self.model) and not self._batch_end_is_replaced():
+        if self.model.built and not _is_in_graph(self.model) and not self._batch_end_is_replaced():
             optimizer = getattr(self.model, "optimizer", None)
             if optimizer is not None:  # TensorFlow's trainer leaves that to the first batch
                 build(optimizer, self.model.trainable_variables)
@@ -111,7 +111,7 @@ class BroadcastGlobalVariablesCallback(HorovodCallback):
 
     def _broadcast(self) -> None:
         if not self.broadcast_done:
-            variables = [v for v in training_variables(self.model) if id(v) not in self._local]
+            variables = [v for v in list_training_variables(self.model) if id(v) not in self._local]
             broadcast_variables(variables, self.root_rank)
             self.broadcast_done = True
 
@@ -138,7 +138,7 @@ class MetricAverageCallback(HorovodCallback):
         end_epoch_together(self.model, epoch)
         if logs is None or context.size() == 1:
             return
-        averages = {key: number for key in sorted(logs) if (number := _number(logs[key])) is not None}
+        averages = {key: number for key in sorted(logs) if (number := _to_number(logs[key])) is not None}
         of_ranks: list[dict[str, float]] = allgather_object(averages, name="keras.MetricAverageCallback")
         for key in sorted({key for of_rank in of_ranks for key in of_rank}):
             values = [of_rank[key] for of_rank in of_ranks if key in of_rank]
@@ -194,7 +194,7 @@ class LearningRateScheduleCallback(HorovodCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Find out how long an epoch is."""
-        if schedule_of(self.model.optimizer) is not None:
+        if find_schedule(self.model.optimizer) is not None:
             raise ValueError(
                 f"{type(self).__name__}: the optimizer has a LearningRateSchedule, so its learning rate cannot be "
                 "set. Pass a number as learning_rate, or remove the callback."
@@ -230,20 +230,20 @@ class LearningRateScheduleCallback(HorovodCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Put the rate into ``logs["lr"]``."""
         if logs is not None:
-            logs["lr"] = self._rate()
+            logs["lr"] = self._read_rate()
 
-    def _rate(self) -> float:
-        return rate_of(self.model.optimizer)
+    def _read_rate(self) -> float:
+        return read_rate(self.model.optimizer)
 
     def _adjust(self, epoch: float) -> None:
         sync_jax_state(self.model)
-        old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
+        old, new = self._read_rate(), self.initial_lr * self.multiplier(epoch)
         optimizer = self.model.optimizer
         set_rate(optimizer, new)
-        if self.momentum_correction and old > 0 and new != old and momentum_of(optimizer) > 0:
+        if self.momentum_correction and old > 0 and new != old and read_momentum(optimizer) > 0:
             # Keras' velocity holds the rates of its past: scaled once, it is as if they had been the new one.
-            for velocity in velocities_of(optimizer):
-                assign(velocity, value_of(velocity) * (new / old))
+            for velocity in list_velocities(optimizer):
+                assign(velocity, copy_value(velocity) * (new / old))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -285,7 +285,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Put the rate into ``logs["lr"]``."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and context.rank() == 0:
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._read_rate():g}.")
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc,unused-ignore]
@@ -341,7 +341,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         super().on_train_begin(logs)
 
 
-def _in_graph(model: Any) -> bool:
+def _is_in_graph(model: Any) -> bool:
     """Return whether a model of Keras 2 is trained in a graph of TensorFlow 1: variables have values once it runs."""
     if not is_keras_2(model):
         return False
@@ -357,7 +357,7 @@ def sync_jax_state(model: Any) -> None:
         sync()
 
 
-def _number(value: Any) -> float | None:
+def _to_number(value: Any) -> float | None:
     """Return a metric as a number; None where it is none."""
     try:
         return float(value)

@@ -32,8 +32,8 @@ from spark_estimator.keras import exchange
 from spark_estimator.keras.callbacks import HorovodCallback, sync_jax_state
 from spark_estimator.keras.importing import backend
 from spark_estimator.keras.optimizers import build
-from spark_estimator.keras.starting_state import broadcast_variables, training_variables
-from spark_estimator.keras.variables import assign, value_of
+from spark_estimator.keras.starting_state import broadcast_variables, list_training_variables
+from spark_estimator.keras.variables import assign, copy_value
 
 __all__ = [
     "CommitStateCallback",
@@ -64,14 +64,14 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
         PeerLostError: a rank is lost, and the job is not elastic (``horovodrun --min-np`` starts one).
     """
 
-    return run_fn(with_engine_errors(func), rejoin)
+    return run_fn(wrap_engine_errors(func), rejoin)
 
 
-def with_engine_errors(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
+def wrap_engine_errors(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
     """Return a function that raises the engine's errors, which TensorFlow and JAX convert in their graphs."""
 
     @functools.wraps(func)
-    def as_it_was_raised(*args: Any, **kwargs: Any) -> ValueT:
+    def call_func(*args: Any, **kwargs: Any) -> ValueT:
         exchange.failures.clear()
         try:
             return func(*args, **kwargs)
@@ -80,16 +80,16 @@ def with_engine_errors(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
         except Exception as error:
             cause = next((failure for failure in exchange.failures if isinstance(failure, HorovodInternalError)), None)
             if cause is None and backend() == "tensorflow":
-                from spark_estimator.tensorflow.elastic import failure_of
+                from spark_estimator.tensorflow.elastic import find_failure
 
-                cause = failure_of(error)
+                cause = find_failure(error)
             if cause is None:
                 raise
             raise cause from error
         finally:
             exchange.failures.clear()
 
-    return as_it_was_raised
+    return call_func
 
 
 class KerasState(ObjectState):
@@ -115,30 +115,30 @@ class KerasState(ObjectState):
         if self.optimizer is not None:
             build(self.optimizer, model.trainable_variables)
         super().__init__(broadcast_object, context.rank, **kwargs)
-        self._values: list[Any] = self._copies()
+        self._values: list[Any] = self._copy_values()
 
     def save(self) -> None:
         """Copy everything into host memory."""
-        self._values = self._copies()
+        self._values = self._copy_values()
         super().save()
 
     def restore(self) -> None:
         """Restores the last saved state."""
-        for variable, value in zip(self._variables(), self._values, strict=True):
+        for variable, value in zip(self._list_variables(), self._values, strict=True):
             assign(variable, value)
         super().restore()
 
     def sync(self) -> None:
         """Take over all of rank 0's values, then save them. Collective."""
-        broadcast_variables(self._variables(), root_rank=0)
+        broadcast_variables(self._list_variables(), root_rank=0)
         super().sync()
 
-    def _variables(self) -> list[Any]:
-        return training_variables(self.model, self.optimizer)
+    def _list_variables(self) -> list[Any]:
+        return list_training_variables(self.model, self.optimizer)
 
-    def _copies(self) -> list[Any]:
+    def _copy_values(self) -> list[Any]:
         sync_jax_state(self.model)
-        return [value_of(variable) for variable in self._variables()]
+        return [copy_value(variable) for variable in self._list_variables()]
 
 
 class CommitStateCallback(HorovodCallback):

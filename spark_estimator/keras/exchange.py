@@ -18,11 +18,11 @@ import numpy
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context, launcher_link
 from spark_estimator.collectives.compression.casts import is_int8
-from spark_estimator.collectives.compression.int8 import key_of
+from spark_estimator.collectives.compression.int8 import make_key
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet
-from spark_estimator.keras.variables import lines_of
+from spark_estimator.keras.variables import describe_variables
 
 #: The errors of collectives inside of compiled steps: JAX wraps them into its own error.
 failures: list[BaseException] = []
@@ -63,7 +63,7 @@ class KerasExchange:
     _agreed: weakref.ref[Engine] | None = None
     _name: str = ""
 
-    def off(self) -> bool:
+    def is_off(self) -> bool:
         """Return whether this rank has no other rank to exchange with, now and later."""
         if self.process_set is not None and not self.process_set.included():
             return True
@@ -79,30 +79,30 @@ class KerasExchange:
         engine = context.engine(self.process_set)
         if self._agreed is not None and self._agreed() is engine:
             return
-        lines, subject = self.statement(variables, exchanged)
+        lines, subject = self.make_statement(variables, exchanged)
         name = "keras.DistributedOptimizer.agreement"
         check_identical(lines, name=name, subject=subject, process_set=self.process_set)
         self._name = f"DistributedOptimizer.{self.digest(variables, exchanged)}"
         self._agreed = weakref.ref(engine)
 
-    def statement(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> tuple[list[str], str]:
+    def make_statement(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> tuple[list[str], str]:
         """Return the lines that `check_identical` compares, and the name of what they describe."""
-        return self._lines(variables, exchanged), f"the variables of optimizer {self.label!r}"
+        return self._list_lines(variables, exchanged), f"the variables of optimizer {self.label!r}"
 
     def digest(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> str:
         """Return the digest of what `check_identical` compares; equal on ranks that agree."""
-        return hashlib.sha256("\n".join(self._lines(variables, exchanged)).encode()).hexdigest()[:12]
+        return hashlib.sha256("\n".join(self._list_lines(variables, exchanged)).encode()).hexdigest()[:12]
 
-    def _lines(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> list[str]:
-        travels = {id(variable) for variable in exchanged}
+    def _list_lines(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> list[str]:
+        exchanged_ids = {id(variable) for variable in exchanged}
         lines = [f"op={self.op.name}, gradient_predivide_factor={self.predivide}, {self.accumulates} passes"]
         lines += [
-            line + ("" if id(variable) in travels else ", without a gradient to exchange")
-            for variable, line in zip(variables, lines_of(variables), strict=True)
+            line + ("" if id(variable) in exchanged_ids else ", without a gradient to exchange")
+            for variable, line in zip(variables, describe_variables(variables), strict=True)
         ]
         return lines
 
-    def parts(self, variables: Sequence[Any]) -> list[list[int]]:
+    def split_parts(self, variables: Sequence[Any]) -> list[list[int]]:
         """Return which of the gradients, by their positions, are sent in one request each."""
         count = len(variables)
         if self.groups is None or count == 0:
@@ -118,14 +118,14 @@ class KerasExchange:
 
     def names(self, parts: Sequence[object]) -> list[str]:
         """Return the names of the requests; known when the ranks have agreed."""
-        return self.numbered(self._name, parts)
+        return self.number_names(self._name, parts)
 
-    def numbered(self, name: str, parts: Sequence[object]) -> list[str]:
+    def number_names(self, name: str, parts: Sequence[object]) -> list[str]:
         """Return the names of the requests of one exchange, one for each of `parts`."""
         return [name if len(parts) == 1 else f"{name}.{number}" for number in range(len(parts))]
 
     @contextlib.contextmanager
-    def keeping_failures(self) -> Iterator[None]:
+    def keep_failures(self) -> Iterator[None]:
         """Keep its errors also in `failures`: JAX converts them to its own error."""
         try:
             yield
@@ -133,11 +133,11 @@ class KerasExchange:
             failures.append(error)
             raise
 
-    def factors(self) -> tuple[ReduceOp, float, float]:
+    def scale_op(self) -> tuple[ReduceOp, float, float]:
         """Return the reduction, and the factors before and after it."""
         return self.op, 1.0 / self.predivide, self.predivide
 
-    def on_host(
+    def reduce_on_host(
         self, gradients: Sequence[numpy.ndarray[Any, Any]], variables: Sequence[Any], everything: Sequence[Any]
     ) -> list[numpy.ndarray[Any, Any]]:
         """Reduces arrays over the ranks into new ones. Collective.
@@ -146,13 +146,13 @@ class KerasExchange:
             gradients: [n]
             variables, everything: as in ``backends.reduce_gradients``.
         """
-        with self.keeping_failures():
+        with self.keep_failures():
             self.check_variables(everything, variables)
-            op, prescale, postscale = self.factors()
-            parts = self.parts(variables)
+            op, prescale, postscale = self.scale_op()
+            parts = self.split_parts(variables)
             reduced: list[Any] = [None] * len(gradients)
             for name, part in zip(self.names(parts), parts, strict=True):
-                sent = [self._weighed(numpy.asarray(gradients[index])) for index in part]
+                sent = [self._weigh(numpy.asarray(gradients[index])) for index in part]
                 received = arrays.grouped_allreduce(
                     sent,
                     op,
@@ -160,36 +160,36 @@ class KerasExchange:
                     prescale=prescale,
                     postscale=postscale,
                     process_set=self.process_set,
-                    residues=self.residues([variables[index] for index in part]),
+                    residues=self.make_residue_keys([variables[index] for index in part]),
                 )
                 for index, array in zip(part, received, strict=True):
                     reduced[index] = array
         return reduced
 
-    def _weighed(self, gradient: Any) -> Any:
+    def _weigh(self, gradient: Any) -> Any:
         """Return a gradient, multiplied where that is this rank's part; with several passes each has done it before."""
         if not self.weight.is_used or self.weight.value == 1.0 or self.accumulates > 1:
             return gradient
         return (gradient * self.weight.value).astype(gradient.dtype)
 
-    def all_true(self, flag: Any) -> bool:
+    def are_all_true(self, flag: Any) -> bool:
         """Return whether a truth value holds on every rank. Collective."""
-        with self.keeping_failures():
+        with self.keep_failures():
             sent = numpy.asarray(flag, numpy.uint8).reshape(())
             name = "keras.DistributedOptimizer.finite"
             return bool(arrays.allreduce(sent, ReduceOp.MIN, name, process_set=self.process_set))
 
-    def residues(self, variables: Sequence[Any]) -> list[str]:
+    def make_residue_keys(self, variables: Sequence[Any]) -> list[str]:
         """Return the keys of the rounding errors of the variables' gradients; none where they are not rounded."""
-        return [key_of(variable) for variable in variables] if is_int8(self.compression) else []
+        return [make_key(variable) for variable in variables] if is_int8(self.compression) else []
 
-    def compressed(self, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def compress(self, gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return what to send for gradients, and what it takes to turn it back."""
         if is_int8(self.compression):  # which the engine does
             return list(gradients), [None] * len(gradients)
         pairs = [self.compression.compress(gradient) for gradient in gradients]
         return [sent for sent, _ in pairs], [ctx for _, ctx in pairs]
 
-    def decompressed(self, received: Sequence[Any], contexts: Sequence[Any]) -> list[Any]:
+    def decompress(self, received: Sequence[Any], contexts: Sequence[Any]) -> list[Any]:
         """Return the results, in the gradients' types."""
         return [self.compression.decompress(tensor, ctx) for tensor, ctx in zip(received, contexts, strict=True)]

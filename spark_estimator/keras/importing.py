@@ -17,7 +17,7 @@ def uses_keras_2() -> bool:
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
 
 
-def _keras_2() -> Any:
+def _import_keras_2() -> Any:
     try:
         return importlib.import_module("tf_keras")
     except ModuleNotFoundError as error:
@@ -29,7 +29,7 @@ def _keras_2() -> Any:
         raise ModuleNotFoundError(message, name=error.name) from error
 
 
-def _keras_3() -> Any:
+def _import_keras_3() -> Any:
     try:
         module = importlib.import_module("keras")
     except ModuleNotFoundError as error:
@@ -44,7 +44,7 @@ def _keras_3() -> Any:
     return module
 
 
-keras: Any = _keras_2() if uses_keras_2() else _keras_3()
+keras: Any = _import_keras_2() if uses_keras_2() else _import_keras_3()
 
 __all__ = ["backend", "imported", "is_keras_2", "keras", "keras_of", "keras_of_version", "uses_keras_2"]
 
@@ -69,7 +69,7 @@ def keras_of_version(version: str) -> Any:
     Raises:
         ModuleNotFoundError: it is not installed.
     """
-    return _keras_2() if version.startswith("2.") else _keras_3()
+    return _import_keras_2() if version.startswith("2.") else _import_keras_3()
 
 
 def imported() -> list[Any]:

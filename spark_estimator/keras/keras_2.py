@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spark_estimator.keras.backends import backend_module, reduced
+from spark_estimator.keras.backends import load_backend, reduce_gradients
 from spark_estimator.keras.exchange import KerasExchange
 
 #: By which Keras finds the public name of a class, for saved files. It looks at the very class only.
@@ -23,7 +23,7 @@ class CallableList(list[Any]):
         return self
 
 
-def namespace_of(base: Any, exchange: KerasExchange) -> dict[str, Any]:
+def make_namespace(base: Any, exchange: KerasExchange) -> dict[str, Any]:
     """Return the attributes that a wrapped optimizer's class adds to its former one.
 
     Args:
@@ -31,28 +31,28 @@ def namespace_of(base: Any, exchange: KerasExchange) -> dict[str, Any]:
     """
     passes = _Passes(exchange) if exchange.accumulates > 1 else None
 
-    def exchanged(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    def exchange_pairs(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         gradients = [gradient for gradient, _ in pairs]
         variables = [variable for _, variable in pairs]
         if passes is not None:
-            gradients = passes.gradients(gradients, variables)
+            gradients = passes.add_gradients(gradients, variables)
         else:
-            gradients = reduced(exchange, gradients, variables, variables)
+            gradients = reduce_gradients(exchange, gradients, variables, variables)
         return list(zip(gradients, variables, strict=True))
 
     def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
         if hasattr(base, "_compute_gradients"):
             return self._compute_gradients(loss, var_list, tape=tape)
-        return exchanged(self, base.compute_gradients(self, loss, var_list, tape))
+        return exchange_pairs(self, base.compute_gradients(self, loss, var_list, tape))
 
     def _compute_gradients(self: Any, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
-        return exchanged(self, base._compute_gradients(self, loss, var_list, grad_loss, tape=tape))
+        return exchange_pairs(self, base._compute_gradients(self, loss, var_list, grad_loss, tape=tape))
 
     def get_gradients(self: Any, loss: Any, params: Any) -> Any:
         # of a graph of TensorFlow 1
         params = list(params)
         pairs = zip(base.get_gradients(self, loss, params), params, strict=True)
-        return [gradient for gradient, _ in exchanged(self, list(pairs))]
+        return [gradient for gradient, _ in exchange_pairs(self, list(pairs))]
 
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
@@ -60,14 +60,14 @@ def namespace_of(base: Any, exchange: KerasExchange) -> dict[str, Any]:
             return base.apply_gradients(self, pairs, *args, **kwargs)
         return passes.apply(self, lambda: base.apply_gradients(self, pairs, *args, **kwargs))
 
-    from spark_estimator.keras.on_tensorflow import unconverted
+    from spark_estimator.keras.on_tensorflow import keep_unconverted
 
-    added: dict[str, Any] = {"_HAS_AGGREGATE_GRAD": True, "compute_gradients": unconverted(compute_gradients)}
+    added: dict[str, Any] = {"_HAS_AGGREGATE_GRAD": True, "compute_gradients": keep_unconverted(compute_gradients)}
     if hasattr(base, "_compute_gradients"):
-        added["_compute_gradients"] = unconverted(_compute_gradients)
+        added["_compute_gradients"] = keep_unconverted(_compute_gradients)
         added["get_gradients"] = get_gradients
     if passes is not None:
-        added["apply_gradients"] = unconverted(apply_gradients)
+        added["apply_gradients"] = keep_unconverted(apply_gradients)
     return added | {name: vars(base)[name] for name in _PUBLIC_NAMES if name in vars(base)}
 
 
@@ -80,17 +80,17 @@ class _Passes:
         self._exchange = exchange
         self._aggregation = Aggregation(exchange.accumulates, average=not exchange.sums_passes)
 
-    def gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
+    def add_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         exchange = self._exchange
-        if exchange.weight.is_used and not exchange.off():  # each pass has a different factor
+        if exchange.weight.is_used and not exchange.is_off():  # each pass has a different factor
             import tensorflow as tf
 
-            factor = backend_module(exchange.backend).factor(exchange)
+            factor = load_backend(exchange.backend).factor(exchange)
             gradients = [
                 None if gradient is None else gradient * tf.cast(factor, gradient.dtype) for gradient in gradients
             ]
-        return self._aggregation.gradients(
-            gradients, variables, lambda sums: reduced(exchange, sums, variables, variables)
+        return self._aggregation.add_gradients(
+            gradients, variables, lambda sums: reduce_gradients(exchange, sums, variables, variables)
         )
 
     def apply(self, optimizer: Any, apply: Callable[[], Any]) -> Any:

@@ -15,11 +15,11 @@ import numpy
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.consistency import check_identical
-from spark_estimator.keras.optimizers import iterations_of
-from spark_estimator.keras.wrapping import exchange_of
-from spark_estimator.log import logger
+from spark_estimator.keras.optimizers import read_iterations
+from spark_estimator.keras.wrapping import find_exchange
+from spark_estimator.log import get_logger
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class KerasLockstep:
@@ -41,9 +41,9 @@ class KerasLockstep:
             ("on_train_batch_end", self._hold),
             ("on_epoch_end", self._agree_to_stop),
         ):
-            setattr(history, name, _followed(getattr(history, name), then))
+            setattr(history, name, _follow_with(getattr(history, name), then))
 
-    def meet(self, epoch: int) -> None:
+    def compare_epoch(self, epoch: int) -> None:
         """Compare how many batches the ranks had in the epoch that has ended; once in each. Collective.
 
         A rank that arrives before the others calls join(): the others then continue without its gradients until their
@@ -57,11 +57,11 @@ class KerasLockstep:
         self._runs = False
         if self._wants_to_stop:
             self.model.stop_training = True
-        if exchange_of(getattr(self.model, "optimizer", None)) is None:
+        if find_exchange(getattr(self.model, "optimizer", None)) is None:
             return
         arrays.join()
         # With steps_per_execution the last execution may have had fewer batches than its number.
-        steps = self._steps() - self._steps_before
+        steps = self._read_steps() - self._steps_before
         check_identical(
             [f"{self._batches} batches in epoch {epoch + 1}", f"{steps} steps of the optimizer in epoch {epoch + 1}"],
             name="keras.epoch.agreement",
@@ -73,7 +73,7 @@ class KerasLockstep:
         self._runs = context.size() > 1
         self._wants_to_stop = False
         self._batches = 0
-        self._steps_before = self._steps()
+        self._steps_before = self._read_steps()
 
     def _hold(self, batch: int, logs: Any = None) -> None:
         # Keras would leave the epoch at once, which the other ranks continue
@@ -83,23 +83,23 @@ class KerasLockstep:
             self.model.stop_training = False
 
     def _agree_to_stop(self, epoch: int, logs: Any = None) -> None:
-        self.meet(epoch)
+        self.compare_epoch(epoch)
         stop_together(self.model, epoch)
 
-    def _steps(self) -> int:
+    def _read_steps(self) -> int:
         optimizer = getattr(self.model, "optimizer", None)
-        if exchange_of(optimizer) is None:
+        if find_exchange(optimizer) is None:
             return 0
-        return iterations_of(optimizer)
+        return read_iterations(optimizer)
 
 
-def _followed(method: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:
+def _follow_with(method: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(method)
-    def both(number: int, logs: Any = None) -> None:
+    def call_both(number: int, logs: Any = None) -> None:
         method(number, logs)
         then(number, logs)
 
-    return both
+    return call_both
 
 
 def begin_together(model: Any, params: dict[str, Any] | None) -> None:
@@ -114,7 +114,7 @@ def begin_together(model: Any, params: dict[str, Any] | None) -> None:
     """
     if context.size() == 1:
         return
-    if exchange_of(getattr(model, "optimizer", None)) is not None:
+    if find_exchange(getattr(model, "optimizer", None)) is not None:
         settings = params or {}
         lines = [f"{settings.get('steps')} batches in an epoch", f"{settings.get('epochs')} epochs"]
         subject = "how much there is to train (give model.fit the same steps_per_epoch= and epochs= on all ranks)"
@@ -122,7 +122,7 @@ def begin_together(model: Any, params: dict[str, Any] | None) -> None:
     history = getattr(model, "history", None)
     if history is None:
         return
-    lockstep = _lockstep(model)
+    lockstep = _find_lockstep(model)
     if lockstep is None:
         history._spark_estimator_lockstep = KerasLockstep(history, model)
     else:  # a History of the user's, which may have seen another model
@@ -135,12 +135,12 @@ def end_epoch_together(model: Any, epoch: int) -> None:
     Raises:
         MismatchError: on all ranks, they had unequal numbers of batches.
     """
-    lockstep = _lockstep(model)
+    lockstep = _find_lockstep(model)
     if lockstep is not None:
-        lockstep.meet(epoch)
+        lockstep.compare_epoch(epoch)
 
 
-def _lockstep(model: Any) -> KerasLockstep | None:
+def _find_lockstep(model: Any) -> KerasLockstep | None:
     lockstep: KerasLockstep | None = getattr(getattr(model, "history", None), "_spark_estimator_lockstep", None)
     return lockstep
 

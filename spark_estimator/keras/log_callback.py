@@ -32,26 +32,28 @@ class LogCallback(HorovodCallback):
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Log ``epoch 1 of 3 ended after 0.5 s: loss 0.25, val_loss 0.3``."""
         seconds = time.monotonic() - self._began
-        log_to_driver(f"{self._which('epoch', epoch, 'epochs')} ended after {seconds:.1f} s{_formatted(logs)}")
+        log_to_driver(
+            f"{self._describe_count('epoch', epoch, 'epochs')} ended after {seconds:.1f} s{_format_metrics(logs)}"
+        )
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Log ``epoch 1 of 3, batch 2 of 10: loss 0.25``, if batches are logged."""
         if self._per_batch_log:
-            epoch = self._which("epoch", self._epoch, "epochs")
-            log_to_driver(f"{epoch}, {self._which('batch', batch, 'steps')}{_formatted(logs)}")
+            epoch = self._describe_count("epoch", self._epoch, "epochs")
+            log_to_driver(f"{epoch}, {self._describe_count('batch', batch, 'steps')}{_format_metrics(logs)}")
 
-    def _which(self, what: str, number: int, total: str) -> str:
+    def _describe_count(self, noun: str, number: int, total: str) -> str:
         """Return ``epoch 1 of 3``; Keras counts from 0, and does not always know how many there will be."""
         count = (self.params or {}).get(total)
-        return f"{what} {number + 1}" + (f" of {count}" if count else "")
+        return f"{noun} {number + 1}" + (f" of {count}" if count else "")
 
 
-def _formatted(logs: Mapping[str, Any] | None) -> str:
+def _format_metrics(logs: Mapping[str, Any] | None) -> str:
     """Return the metrics in words; '' without any."""
-    parts = []
+    texts = []
     for name, value in (logs or {}).items():
         try:
-            parts.append(f"{name} {float(value):.4g}")
+            texts.append(f"{name} {float(value):.4g}")
         except (TypeError, ValueError):  # a metric of several numbers
-            parts.append(f"{name} {value}")
-    return f": {', '.join(parts)}" if parts else ""
+            texts.append(f"{name} {value}")
+    return f": {', '.join(texts)}" if texts else ""

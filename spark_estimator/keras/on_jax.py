@@ -12,25 +12,25 @@ from jax.experimental import io_callback, sparse
 from spark_estimator.keras.exchange import KerasExchange
 
 
-def reduced(
+def reduce_gradients(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
     """See ``backends.reduce_gradients``. Sparse gradients (BCOO) are sent as whole ones."""
     dense = [gradient.todense() if isinstance(gradient, sparse.BCOO) else gradient for gradient in gradients]
-    sent, contexts = exchange.compressed(dense)
+    sent, contexts = exchange.compress(dense)
     forms = tuple(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in sent)
 
-    def on_host(*parts: Any) -> tuple[numpy.ndarray[Any, Any], ...]:
-        return tuple(exchange.on_host([numpy.asarray(part) for part in parts], variables, everything))
+    def run_on_host(*parts: Any) -> tuple[numpy.ndarray[Any, Any], ...]:
+        return tuple(exchange.reduce_on_host([numpy.asarray(part) for part in parts], variables, everything))
 
-    received = io_callback(on_host, forms, *sent, ordered=True)
-    return exchange.decompressed(received, contexts)
+    received = io_callback(run_on_host, forms, *sent, ordered=True)
+    return exchange.decompress(received, contexts)
 
 
-def all_true(exchange: KerasExchange, flag: Any) -> Any:
+def are_all_true(exchange: KerasExchange, flag: Any) -> Any:
     """Return whether a truth value holds on every rank, as a tensor."""
     form = jax.ShapeDtypeStruct((), numpy.bool_)
-    return io_callback(lambda value: numpy.bool_(exchange.all_true(value)), form, flag, ordered=True)
+    return io_callback(lambda value: numpy.bool_(exchange.are_all_true(value)), form, flag, ordered=True)
 
 
 def factor(exchange: KerasExchange) -> Any:

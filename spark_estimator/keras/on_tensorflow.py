@@ -15,16 +15,16 @@ from spark_estimator._native import ReduceOp
 from spark_estimator.collectives.process_set import global_process_set
 from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.tensorflow import works
-from spark_estimator.tensorflow.gathering import allgather_of
+from spark_estimator.tensorflow.gathering import run_allgather
 from spark_estimator.tensorflow.nodes import Naming, perform
-from spark_estimator.tensorflow.questions import size_of
-from spark_estimator.tensorflow.reducing import TensorReduction, allreduce_of
+from spark_estimator.tensorflow.questions import ask_size
+from spark_estimator.tensorflow.reducing import TensorReduction, run_allreduce
 from spark_estimator.tensorflow.works import GraphCollective
 
 _KIND = "DistributedOptimizer"
 
 
-def reduced(
+def reduce_gradients(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
     """See ``backends.reduce_gradients``.
@@ -38,57 +38,59 @@ def reduced(
     dense = [index for index, gradient in enumerate(gradients) if not isinstance(gradient, tf.IndexedSlices)]
     name = exchange.digest(everything, variables)
     over = exchange.process_set or global_process_set
-    how = TensorReduction(*exchange.factors(), over)
+    how = TensorReduction(*exchange.scale_op(), over)
     result: list[Any] = list(gradients)
-    with tf.control_dependencies(_agreed(exchange, variables, everything)):
+    with tf.control_dependencies(_agree(exchange, variables, everything)):
         weight = factor(exchange) if exchange.weight.is_used and exchange.accumulates == 1 else None
-        sent, contexts = exchange.compressed([gradients[index] for index in dense])
-        parts = exchange.parts([variables[index] for index in dense])
+        sent, contexts = exchange.compress([gradients[index] for index in dense])
+        parts = exchange.split_parts([variables[index] for index in dense])
         received: list[Any] = list(sent)
-        for part, request in zip(parts, exchange.numbered(name, parts), strict=True):
-            weighed = [_weighed(sent[number], weight) for number in part]
-            residues = ",".join(exchange.residues([variables[dense[number]] for number in part]))
-            reduced_part = allreduce_of(weighed, *_named(request), how._replace(residues=residues), True)
+        for part, request in zip(parts, exchange.number_names(name, parts), strict=True):
+            weighed = [_weigh(sent[number], weight) for number in part]
+            residues = ",".join(exchange.make_residue_keys([variables[dense[number]] for number in part]))
+            reduced_part = run_allreduce(weighed, *_name_request(request), how._replace(residues=residues), True)
             for number, tensor in zip(part, reduced_part, strict=True):
                 received[number] = tensor
-        for index, tensor in zip(dense, exchange.decompressed(received, contexts), strict=True):
+        for index, tensor in zip(dense, exchange.decompress(received, contexts), strict=True):
             result[index] = tensor
         for index, slices in enumerate(gradients):
             if isinstance(slices, tf.IndexedSlices) and not exchange.sparse_as_dense:
-                weighed = [_weighed(slices.values, weight), slices.indices]
-                values, indices = allgather_of(weighed, *_named(f"{name}.rows.{index}"), exchange.process_set, True)
+                weighed = [_weigh(slices.values, weight), slices.indices]
+                values, indices = run_allgather(
+                    weighed, *_name_request(f"{name}.rows.{index}"), exchange.process_set, True
+                )
                 if exchange.op is ReduceOp.AVERAGE:
-                    values = values / size_of(over, values.dtype)
+                    values = values / ask_size(over, values.dtype)
                 result[index] = tf.IndexedSlices(values, indices, slices.dense_shape)
     return result
 
 
-def _agreed(exchange: KerasExchange, variables: Sequence[Any], everything: Sequence[Any]) -> list[Any]:
+def _agree(exchange: KerasExchange, variables: Sequence[Any], everything: Sequence[Any]) -> list[Any]:
     """Has the ranks agree before what depends on the result, now or as a part of the graph that is being made."""
     if tf.executing_eagerly():
         exchange.check_variables(everything, variables)
         return []
-    text = works.agreement(*exchange.statement(everything, variables))
+    text = works.make_agreement(*exchange.make_statement(everything, variables))
     agree = GraphCollective(works.AGREE, exchange.process_set or global_process_set, text=text)
     return list(perform(agree, Naming("keras.DistributedOptimizer.agreement"), []))
 
 
-def _named(request: str) -> tuple[str, str | None]:
+def _name_request(request: str) -> tuple[str, str | None]:
     """Return kind and name of a request: in a graph several optimizers of like variables may have one in flight."""
     if tf.executing_eagerly():
         return _KIND, request
     return f"{_KIND}.{request}", None  # and its function's name and its number among those of this kind
 
 
-def _weighed(tensor: Any, weight: Any) -> Any:
+def _weigh(tensor: Any, weight: Any) -> Any:
     return tensor if weight is None else tensor * tf.cast(weight, tensor.dtype)
 
 
-def all_true(exchange: KerasExchange, flag: Any) -> Any:
+def are_all_true(exchange: KerasExchange, flag: Any) -> Any:
     """Return whether a truth value holds on every rank, as a tensor."""
     check_no_xla()
     smallest = TensorReduction(ReduceOp.MIN, process_set=exchange.process_set or global_process_set)
-    [agreed] = allreduce_of([tf.cast(flag, tf.uint8)], "keras.DistributedOptimizer.finite", None, smallest)
+    [agreed] = run_allreduce([tf.cast(flag, tf.uint8)], "keras.DistributedOptimizer.finite", None, smallest)
     return tf.cast(agreed, tf.bool)
 
 
@@ -106,7 +108,7 @@ def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
     return list(run())
 
 
-def unconverted(function: Any) -> Any:
+def keep_unconverted(function: Any) -> Any:
     """Return the function unchanged: in a user's ``tf.function`` AutoGraph would convert it."""
     return tf.autograph.experimental.do_not_convert(function)
 

@@ -64,8 +64,8 @@ def allreduce(
         MismatchError: the ranks' values differ in shape or type.
     """
     operation = reduce_op(average, op)
-    if _on_tensorflow():
-        return _in_tensorflow(
+    if _is_on_tensorflow():
+        return _run_in_tensorflow(
             "allreduce",
             value,
             name=name,
@@ -76,16 +76,16 @@ def allreduce(
             process_set=process_set,
         )
 
-    def reduced(array: Any) -> Any:
+    def reduce_array(array: Any) -> Any:
         return arrays.allreduce(
             array, operation, name, prescale=prescale_factor, postscale=postscale_factor, process_set=process_set
         )
 
     if compression is Compression.none or not _is_tensor(value):
-        return _on_array(value, reduced)
+        return _run_on_array(value, reduce_array)
     compressor = checked_compression(compression)
     sent, ctx = compressor.compress(value)
-    return compressor.decompress(_on_array(sent, reduced), ctx)
+    return compressor.decompress(_run_on_array(sent, reduce_array), ctx)
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -94,9 +94,9 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
     Args:
         value: at least one dimension, all but the first alike on all ranks; the rest as for `allreduce`.
     """
-    if _on_tensorflow():
-        return _in_tensorflow("allgather", value, name=name, process_set=process_set)
-    return _on_array(value, functools.partial(arrays.allgather, name=name, process_set=process_set))
+    if _is_on_tensorflow():
+        return _run_in_tensorflow("allgather", value, name=name, process_set=process_set)
+    return _run_on_array(value, functools.partial(arrays.allgather, name=name, process_set=process_set))
 
 
 def broadcast(
@@ -108,9 +108,9 @@ def broadcast(
         value: the same shape and type on all ranks; the root's counts.
         root_rank: whose; its number in the job. The rest as for `allreduce`.
     """
-    if _on_tensorflow():
-        return _in_tensorflow("broadcast", value, root_rank=root_rank, name=name, process_set=process_set)
-    return _on_array(
+    if _is_on_tensorflow():
+        return _run_in_tensorflow("broadcast", value, root_rank=root_rank, name=name, process_set=process_set)
+    return _run_on_array(
         value, functools.partial(arrays.broadcast, root_rank=root_rank, name=name, process_set=process_set)
     )
 
@@ -125,9 +125,9 @@ def reducescatter(
         op: Average or Sum. The rest as for `allreduce`.
     """
     operation = reduce_op(None, op)
-    if _on_tensorflow():
-        return _in_tensorflow("reducescatter", value, name=name, op=operation, process_set=process_set)
-    return _on_array(value, lambda array: arrays.reducescatter(array, operation, name, process_set=process_set))
+    if _is_on_tensorflow():
+        return _run_in_tensorflow("reducescatter", value, name=name, op=operation, process_set=process_set)
+    return _run_on_array(value, lambda array: arrays.reducescatter(array, operation, name, process_set=process_set))
 
 
 def grouped_allreduce(
@@ -135,23 +135,23 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduce several values in one request, as `allreduce` does: all of them, or none."""
     operation = reduce_op(None, op)
-    if _on_tensorflow():
-        result: list[Any] = _in_tensorflow(
+    if _is_on_tensorflow():
+        result: list[Any] = _run_in_tensorflow(
             "grouped_allreduce", list(values), name=name, op=operation, process_set=process_set
         )
         return result
-    sent = [_as_array(value) for value in values]
+    sent = [_to_array(value) for value in values]
     received = arrays.grouped_allreduce(sent, operation, name, process_set=process_set)
-    return [_like(value, array) for value, array in zip(values, received, strict=True)]
+    return [_convert_like(value, array) for value, array in zip(values, received, strict=True)]
 
 
-def _on_tensorflow() -> bool:
+def _is_on_tensorflow() -> bool:
     from spark_estimator.keras.importing import backend
 
     return backend() == "tensorflow"
 
 
-def _in_tensorflow(collective: str, value: Any, **arguments: Any) -> Any:
+def _run_in_tensorflow(collective: str, value: Any, **arguments: Any) -> Any:
     """Call the TensorFlow binding's collective; its result, which Keras' session computes in a graph of Keras 2."""
     import tensorflow as tf
 
@@ -164,9 +164,9 @@ def _in_tensorflow(collective: str, value: Any, **arguments: Any) -> Any:
     result = call(converted, **arguments)
     if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
         return result
-    from spark_estimator.keras.variables import keras_session
+    from spark_estimator.keras.variables import find_keras_session
 
-    return keras_session().run(result)
+    return find_keras_session().run(result)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -178,7 +178,7 @@ def _is_tensor(value: Any) -> bool:
     return bool(keras.ops.is_tensor(value)) or isinstance(value, keras.Variable)
 
 
-def _as_array(value: Any) -> Any:
+def _to_array(value: Any) -> Any:
     if not _is_tensor(value):
         return numpy.asarray(value)
     from spark_estimator.keras.importing import keras
@@ -186,7 +186,7 @@ def _as_array(value: Any) -> Any:
     return keras.ops.convert_to_numpy(value)
 
 
-def _like(value: Any, array: Any) -> Any:
+def _convert_like(value: Any, array: Any) -> Any:
     if _is_tensor(value):
         from spark_estimator.keras.importing import keras
 
@@ -194,5 +194,5 @@ def _like(value: Any, array: Any) -> Any:
     return array if array.ndim else array[()]
 
 
-def _on_array(value: Any, collective: Any) -> Any:
-    return _like(value, collective(_as_array(value)))
+def _run_on_array(value: Any, collective: Any) -> Any:
+    return _convert_like(value, collective(_to_array(value)))

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_estimator._native import ReduceOp
-from spark_estimator.collectives.ops import whole_number
-from spark_estimator.collectives.process_set import ProcessSet, global_process_set, registered
-from spark_estimator.collectives.reductions import op_text
+from spark_estimator.collectives.ops import to_whole_number
+from spark_estimator.collectives.process_set import ProcessSet, check_registered, global_process_set
+from spark_estimator.collectives.reductions import describe_op
 from spark_estimator.keras import optimizers, wrapping
 from spark_estimator.keras.compression import checked_compression
 from spark_estimator.keras.exchange import KerasExchange
@@ -78,28 +78,28 @@ def DistributedOptimizer(
     """
     _check_optimizer(optimizer)
     if num_groups:
-        if groups is None and (whole_number(num_groups) or -1) < 0:
+        if groups is None and (to_whole_number(num_groups) or -1) < 0:
             raise ValueError(f"num_groups={num_groups!r} must be 0, or the number of groups.")
         warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    operation = _checked_op(op)
+    operation = _check_op(op)
     _check_predivide(gradient_predivide_factor, operation)
-    passes = whole_number(backward_passes_per_step) or 0
+    passes = to_whole_number(backward_passes_per_step) or 0
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step!r} must be an integer greater than 0.")
-    innermost = optimizers.innermost(optimizer)
+    innermost = optimizers.find_innermost(optimizer)
     keras_2 = is_keras_2(optimizer)
     own_passes = getattr(innermost, "gradient_accumulation_steps", None) or 1
     if passes > 1 and not keras_2:
         _check_can_accumulate(innermost, own_passes)
     exchange = KerasExchange(
-        name or optimizers.name_of(optimizer),
+        name or optimizers.find_name(optimizer),
         operation,
         checked_compression(compression),
         float(gradient_predivide_factor),
-        _checked_groups(groups),
+        _check_groups(groups),
         bool(sparse_as_dense),
-        _checked_process_set(process_set),
+        _check_process_set(process_set),
         scale_local=bool(scale_local_gradients),
         accumulates=max(passes, own_passes),
         sums_passes=passes > 1 and not average_aggregated_gradients,
@@ -165,13 +165,13 @@ def PartialDistributedOptimizer(
 def _check_optimizer(optimizer: Any) -> None:
     if not optimizers.is_optimizer(optimizer):
         kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-        what = (
+        description = (
             f"the text {optimizer!r}: make it with keras.optimizers.get" if isinstance(optimizer, str) else f"a {kind}"
         )
-        raise TypeError(f"DistributedOptimizer takes an optimizer of Keras 3 or Keras 2, not {what}.")
-    if wrapping.exchange_of(optimizer) is not None:
+        raise TypeError(f"DistributedOptimizer takes an optimizer of Keras 3 or Keras 2, not {description}.")
+    if wrapping.find_exchange(optimizer) is not None:
         raise ValueError(
-            f"DistributedOptimizer: optimizer {optimizers.name_of(optimizer)!r} is already a DistributedOptimizer. "
+            f"DistributedOptimizer: optimizer {optimizers.find_name(optimizer)!r} is already a DistributedOptimizer. "
             "Wrap it only once; hvd.load_model has already wrapped it."
         )
 
@@ -189,13 +189,13 @@ def _check_can_accumulate(innermost: Any, own_passes: int) -> None:
         )
 
 
-def _checked_op(op: int) -> ReduceOp:
+def _check_op(op: int) -> ReduceOp:
     try:
         if not isinstance(op, bool) and ReduceOp(op) in (ReduceOp.AVERAGE, ReduceOp.SUM):
             return ReduceOp(op)
     except ValueError:
         pass
-    raise ValueError(f"DistributedOptimizer: op={op_text(op)} must be hvd.Average or hvd.Sum in Keras.")
+    raise ValueError(f"DistributedOptimizer: op={describe_op(op)} must be hvd.Average or hvd.Sum in Keras.")
 
 
 def _check_predivide(factor: Any, op: ReduceOp) -> None:
@@ -205,8 +205,8 @@ def _check_predivide(factor: Any, op: ReduceOp) -> None:
         raise ValueError(f"gradient_predivide_factor={factor} requires op=hvd.Average.")
 
 
-def _checked_groups(groups: Any) -> int | list[list[Any]] | None:
-    number = None if isinstance(groups, bool) else whole_number(groups)
+def _check_groups(groups: Any) -> int | list[list[Any]] | None:
+    number = None if isinstance(groups, bool) else to_whole_number(groups)
     if groups is None or (number or 0) > 0:
         return number
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
@@ -217,7 +217,7 @@ def _checked_groups(groups: Any) -> int | list[list[Any]] | None:
     return [list(group) for group in groups]
 
 
-def _checked_process_set(process_set: Any) -> ProcessSet | None:
+def _check_process_set(process_set: Any) -> ProcessSet | None:
     if process_set is None or process_set is global_process_set:
         return None
-    return registered(process_set)
+    return check_registered(process_set)

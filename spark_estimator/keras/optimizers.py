@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_estimator.keras.importing import is_keras_2, keras_of
-from spark_estimator.keras.variables import assign, value_of
+from spark_estimator.keras.variables import assign, copy_value
 
 
 def is_optimizer(item: object) -> bool:
@@ -22,10 +22,10 @@ def is_optimizer(item: object) -> bool:
     return isinstance(item, tuple(kinds))
 
 
-def name_of(optimizer: Any) -> str:
+def find_name(optimizer: Any) -> str:
     """Return its name; Keras 2's legacy optimizers have no public one, and its `LossScaleOptimizer` none."""
     if is_keras_2(optimizer):
-        optimizer = innermost(optimizer)
+        optimizer = find_innermost(optimizer)
     return str(optimizer._name if is_legacy(optimizer) else optimizer.name)
 
 
@@ -42,14 +42,14 @@ def is_scaler(optimizer: object) -> bool:
     return kind is not None and isinstance(optimizer, kind)
 
 
-def innermost(optimizer: Any) -> Any:
+def find_innermost(optimizer: Any) -> Any:
     """Return the optimizer with the learning rate and the momentum: inside a `LossScaleOptimizer`, or itself."""
     while is_scaler(optimizer):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
-def variables_of(optimizer: Any) -> list[Any]:
+def list_variables(optimizer: Any) -> list[Any]:
     """Return its variables; Keras 2's legacy optimizers have a method there."""
     variables = optimizer.variables
     return list(variables() if callable(variables) else variables)
@@ -59,16 +59,16 @@ def is_built(optimizer: Any) -> bool:
     """Return whether it has its variables."""
     if not is_keras_2(optimizer):
         return bool(optimizer.built)
-    inner = innermost(optimizer)
+    inner = find_innermost(optimizer)
     return bool(inner.variables()) if is_legacy(inner) else bool(getattr(inner, "_built", False))
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
     """Make its variables, which is done once."""
     if is_legacy(optimizer):
-        innermost(optimizer)._create_all_weights(list(variables))
+        find_innermost(optimizer)._create_all_weights(list(variables))
     elif is_keras_2(optimizer):
-        innermost(optimizer).build(list(variables))
+        find_innermost(optimizer).build(list(variables))
     elif not optimizer.built:
         optimizer.build(variables)
 
@@ -76,25 +76,25 @@ def build(optimizer: Any, variables: Sequence[Any]) -> None:
 def finalize(optimizer: Any, variables: Sequence[Any]) -> None:
     """Give a model's trainable variables their averages (``use_ema=True``), as Keras does at the end of ``fit``."""
     if not is_legacy(optimizer):
-        innermost(optimizer).finalize_variable_values(variables)
+        find_innermost(optimizer).finalize_variable_values(variables)
 
 
-def iterations_of(optimizer: Any) -> int:
+def read_iterations(optimizer: Any) -> int:
     """Return its steps so far; passes that are gathered count, too."""
-    inner = innermost(optimizer)
-    return int(value_of(inner.iterations if is_keras_2(inner) else inner._iterations))
+    inner = find_innermost(optimizer)
+    return int(copy_value(inner.iterations if is_keras_2(inner) else inner._iterations))
 
 
-def schedule_of(optimizer: Any) -> Any:
+def find_schedule(optimizer: Any) -> Any:
     """Return its `LearningRateSchedule`, by which its rate cannot be set; None where it has a number."""
-    inner = innermost(optimizer)
+    inner = find_innermost(optimizer)
     rate = inner.learning_rate if is_legacy(inner) else getattr(inner, "_learning_rate", None)
     return rate if isinstance(rate, keras_of(inner).optimizers.schedules.LearningRateSchedule) else None
 
 
-def rate_of(optimizer: Any) -> float:
+def read_rate(optimizer: Any) -> float:
     """Return its learning rate."""
-    rate = innermost(optimizer).learning_rate
+    rate = find_innermost(optimizer).learning_rate
     if is_keras_2(optimizer):
         return float(keras_of(optimizer).backend.get_value(rate))
     return float(keras_of(optimizer).ops.convert_to_numpy(rate))
@@ -102,24 +102,24 @@ def rate_of(optimizer: Any) -> float:
 
 def set_rate(optimizer: Any, rate: float) -> None:
     """Set its learning rate."""
-    inner = innermost(optimizer)
+    inner = find_innermost(optimizer)
     if is_keras_2(inner):
         assign(inner.learning_rate, rate)
     else:
         inner.learning_rate = rate
 
 
-def momentum_of(optimizer: Any) -> float:
+def read_momentum(optimizer: Any) -> float:
     """Return its momentum; 0 without."""
-    momentum: Any = getattr(innermost(optimizer), "momentum", None)
+    momentum: Any = getattr(find_innermost(optimizer), "momentum", None)
     if is_legacy(optimizer) and momentum is not None:
         momentum = keras_of(optimizer).backend.get_value(momentum)
     return float(momentum) if isinstance(momentum, (int, float)) or hasattr(momentum, "dtype") else 0.0
 
 
-def velocities_of(optimizer: Any) -> list[Any]:
+def list_velocities(optimizer: Any) -> list[Any]:
     """Return the variables in which momentum gathers past steps."""
-    inner = innermost(optimizer)
+    inner = find_innermost(optimizer)
     if is_legacy(inner):
         return [variable for variable in inner.variables() if "momentum" in str(variable.name).rpartition("/")[2]]
     return list(getattr(inner, "momentums", None) or getattr(inner, "_momentums", None) or [])

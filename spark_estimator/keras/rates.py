@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from spark_estimator.keras.importing import backend, is_keras_2
-from spark_estimator.keras.optimizers import innermost, is_legacy, rate_of, schedule_of, set_rate, variables_of
+from spark_estimator.keras.optimizers import (
+    find_innermost,
+    find_schedule,
+    is_legacy,
+    list_variables,
+    read_rate,
+    set_rate,
+)
 
 _PLAIN = "_spark_estimator_plain"
 
@@ -26,13 +33,13 @@ def rescale_rate(optimizer: Any, old: int, new: int) -> None:
     Args:
         optimizer: is built.
     """
-    inner, rate = innermost(optimizer), _rate(optimizer)
+    inner, rate = find_innermost(optimizer), _find_rate(optimizer)
     if hasattr(rate, "assign"):
         if old != new:
-            set_rate(optimizer, rate_of(optimizer) * new / old)
+            set_rate(optimizer, read_rate(optimizer) * new / old)
         return
     plain = getattr(rate, _PLAIN, None)
-    made = _multiplied(rate, new / old, optimizer) if plain is None else _multiplied(plain, new, optimizer)
+    made = _multiply(rate, new / old, optimizer) if plain is None else _multiply(plain, new, optimizer)
     if is_legacy(inner):
         inner._set_hyper("learning_rate", made)
         return
@@ -42,9 +49,9 @@ def rescale_rate(optimizer: Any, old: int, new: int) -> None:
 
 
 @contextlib.contextmanager
-def use_rate_of_one_process(optimizer: Any, ranks: int) -> Iterator[None]:
+def use_single_process_rate(optimizer: Any, ranks: int) -> Iterator[None]:
     """Divide a rate that is a number by the number of ranks while this context lasts, for a file that others read."""
-    rate = rate_of(optimizer) if hasattr(_rate(optimizer), "assign") else None
+    rate = read_rate(optimizer) if hasattr(_find_rate(optimizer), "assign") else None
     if rate is None or ranks == 1:
         yield
         return
@@ -55,21 +62,21 @@ def use_rate_of_one_process(optimizer: Any, ranks: int) -> Iterator[None]:
         set_rate(optimizer, rate)
 
 
-def variables_with_rate(optimizer: Any) -> list[Any]:
+def list_variables_with_rate(optimizer: Any) -> list[Any]:
     """Return the optimizer's variables and, last, its learning rate, which is none of them in Keras 2."""
-    variables = variables_of(optimizer)
-    if is_keras_2(optimizer) and schedule_of(optimizer) is None:
-        variables.append(innermost(optimizer).learning_rate)
+    variables = list_variables(optimizer)
+    if is_keras_2(optimizer) and find_schedule(optimizer) is None:
+        variables.append(find_innermost(optimizer).learning_rate)
     return variables
 
 
-def _rate(optimizer: Any) -> Any:
+def _find_rate(optimizer: Any) -> Any:
     """Return the rate as it is kept: a variable, a schedule or a function."""
-    inner = innermost(optimizer)
+    inner = find_innermost(optimizer)
     return inner._hyper["learning_rate"] if is_legacy(inner) else inner._learning_rate
 
 
-def _multiplied(rate: Any, factor: float, optimizer: Any) -> Any:
+def _multiply(rate: Any, factor: float, optimizer: Any) -> Any:
     """Return a schedule or a function of the user's, times the factor."""
     if factor == 1:
         return rate
@@ -82,10 +89,10 @@ def _multiplied(rate: Any, factor: float, optimizer: Any) -> Any:
         return rate() * factor
 
     if backend(optimizer) == "tensorflow":
-        from spark_estimator.keras.on_tensorflow import unconverted
+        from spark_estimator.keras.on_tensorflow import keep_unconverted
 
-        call = unconverted(call)
-    if schedule_of(optimizer) is None:
+        call = keep_unconverted(call)
+    if find_schedule(optimizer) is None:
         functools.update_wrapper(function, rate)
         setattr(function, _PLAIN, rate)
         return function

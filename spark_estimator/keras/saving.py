@@ -12,7 +12,7 @@ from typing import Any
 from spark_estimator.keras.compression import Compression
 from spark_estimator.keras.importing import backend, is_keras_2, keras, uses_keras_2
 from spark_estimator.keras.optimizer import DistributedOptimizer
-from spark_estimator.keras.wrapping import exchange_of
+from spark_estimator.keras.wrapping import find_exchange
 
 
 def load_model(
@@ -41,18 +41,18 @@ def load_model(
     """
     classes = {kind.__name__: kind for kind in custom_optimizers or ()}
     loader = keras
-    if not uses_keras_2() and "tf_keras" in sys.modules and _version_in(filepath).startswith("2."):
+    if not uses_keras_2() and "tf_keras" in sys.modules and _read_version(filepath).startswith("2."):
         loader = sys.modules["tf_keras"]
     model = loader.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and exchange_of(optimizer) is None:
+    if optimizer is not None and find_exchange(optimizer) is None:
         DistributedOptimizer(optimizer, compression=compression)
         if backend(model) == "tensorflow" and not is_keras_2(model):  # which has chosen on its own, when it was read
             model.jit_compile = False
     return model
 
 
-def _version_in(filepath: Any) -> str:
+def _read_version(filepath: Any) -> str:
     """Return the version of the Keras that has written a file, as the file has it; '' without one."""
     try:
         path = Path(filepath)

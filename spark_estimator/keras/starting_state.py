@@ -11,8 +11,8 @@ from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.keras.importing import backend
-from spark_estimator.keras.optimizers import variables_of
-from spark_estimator.keras.variables import assign, keras_session, lines_of, value_of
+from spark_estimator.keras.optimizers import list_variables
+from spark_estimator.keras.variables import assign, copy_value, describe_variables, find_keras_session
 
 
 def broadcast_variables(
@@ -32,7 +32,7 @@ def broadcast_variables(
     if context.engine(process_set).size == 1:
         return
     check_identical(
-        [f"root rank {root_rank}", *lines_of(listed)],
+        [f"root rank {root_rank}", *describe_variables(listed)],
         name="keras.broadcast_variables.agreement",
         subject="the variables to broadcast",
         process_set=process_set,
@@ -40,13 +40,13 @@ def broadcast_variables(
     if not listed:
         return
     # As bytes: one message for values of all types, also those that the engine cannot add up.
-    values = [numpy.ascontiguousarray(value_of(variable)) for variable in listed]
+    values = [numpy.ascontiguousarray(copy_value(variable)) for variable in listed]
     packed = numpy.concatenate([value.reshape(-1).view(numpy.uint8) for value in values])
     received = arrays.broadcast(packed, root_rank, "keras.broadcast_variables", process_set=process_set)
     at = 0
     for variable, value in zip(listed, values, strict=True):
-        part = received[at : at + value.nbytes].view(value.dtype)
-        assign(variable, part.reshape(tuple(variable.shape)))
+        chunk = received[at : at + value.nbytes].view(value.dtype)
+        assign(variable, chunk.reshape(tuple(variable.shape)))
         at += value.nbytes
 
 
@@ -62,7 +62,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
         if not tf.executing_eagerly():
             from spark_estimator.tensorflow.starting_state import broadcast_global_variables as in_graph
 
-            return keras_session().run(in_graph(root_rank))
+            return find_keras_session().run(in_graph(root_rank))
     raise RuntimeError(
         "broadcast_global_variables: eager execution has no list of global variables. Pass model.fit the callback "
         f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank!r}), or call "
@@ -70,11 +70,11 @@ def broadcast_global_variables(root_rank: int) -> Any:
     )
 
 
-def training_variables(model: Any, optimizer: Any = None) -> list[Any]:
+def list_training_variables(model: Any, optimizer: Any = None) -> list[Any]:
     """Return weights and the optimizer's variables; no metrics, nor the seeds of each rank's own dropout.
 
     Args:
         optimizer: None: the model's.
     """
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-    return [*model.weights, *(variables_of(optimizer) if optimizer is not None else [])]
+    return [*model.weights, *(list_variables(optimizer) if optimizer is not None else [])]

@@ -12,12 +12,12 @@ import numpy
 from spark_estimator.keras.importing import keras_of
 
 
-def keras_session() -> Any:
+def find_keras_session() -> Any:
     """Return the session of Keras 2, in which a graph of TensorFlow 1 runs."""
     return importlib.import_module("tf_keras.api._v1.keras.backend").get_session()
 
 
-def value_of(variable: Any) -> Any:
+def copy_value(variable: Any) -> Any:
     """Return a copy of a variable's value, as an array.
 
     In a graph of TensorFlow 1, which Keras 2 can train in, it is that of Keras' session.
@@ -28,7 +28,7 @@ def value_of(variable: Any) -> Any:
 
     if tf.executing_eagerly():
         return numpy.array(variable.numpy())
-    return numpy.array(keras_session().run(variable.read_value()))
+    return numpy.array(find_keras_session().run(variable.read_value()))
 
 
 def assign(variable: Any, value: Any) -> None:
@@ -41,15 +41,15 @@ def assign(variable: Any, value: Any) -> None:
     if tf.executing_eagerly():
         variable.assign(value)
     else:
-        variable.load(value, keras_session())
+        variable.load(value, find_keras_session())
 
 
-def lines_of(variables: Iterable[Any]) -> list[str]:
+def describe_variables(variables: Iterable[Any]) -> list[str]:
     """Return name, type and shape of each variable: ``dense/kernel float32 (3, 4)``."""
-    return [f"{plain_name(variable)} {_dtype(variable)} {tuple(variable.shape)}" for variable in variables]
+    return [f"{make_plain_name(variable)} {_format_dtype(variable)} {tuple(variable.shape)}" for variable in variables]
 
 
-def plain_name(variable: Any) -> str:
+def make_plain_name(variable: Any) -> str:
     """Return a variable's path without Keras' own numbers: ``dense_3/kernel`` is ``dense/kernel``.
 
     They depend on how many layers that process has made before, which may be another number on each rank. The
@@ -59,5 +59,5 @@ def plain_name(variable: Any) -> str:
     return re.sub(r"_\d+(?=[_/]|$)", "", path)
 
 
-def _dtype(variable: Any) -> str:
+def _format_dtype(variable: Any) -> str:
     return str(getattr(variable.dtype, "name", variable.dtype)).rpartition(".")[2]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_estimator.keras import keras_2
-from spark_estimator.keras.backends import backend_module, reduced
+from spark_estimator.keras.backends import load_backend, reduce_gradients
 from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.keras.importing import backend, is_keras_2, keras_of
 from spark_estimator.keras.optimizers import is_scaler
@@ -23,11 +23,11 @@ _MARK = "_spark_estimator_exchange"
 _BASE = "_spark_estimator_base"  # the class that it had
 
 
-def exchange_of(optimizer: object) -> KerasExchange | None:
+def find_exchange(optimizer: object) -> KerasExchange | None:
     """Return how an optimizer, or the one in it, exchanges gradients; None where it does not."""
     exchange: KerasExchange | None = getattr(type(optimizer), _MARK, None)
     if exchange is None and optimizer is not None and is_scaler(optimizer):
-        return exchange_of(optimizer.inner_optimizer)  # type: ignore[attr-defined]
+        return find_exchange(optimizer.inner_optimizer)  # type: ignore[attr-defined]
     return exchange
 
 
@@ -64,22 +64,22 @@ def _swap(optimizer: Any, mixin: type | None, exchange: KerasExchange) -> None:
         # as scripts of Keras 2 ask for them, and those of Keras 3
         return keras_2.CallableList(base.variables.fget(self))
 
-    namespace = _as(base) | {_MARK: exchange, _BASE: base, "register_local_var": register_local_var}
+    namespace = _imitate(base) | {_MARK: exchange, _BASE: base, "register_local_var": register_local_var}
     if isinstance(base.variables, property):
         namespace["variables"] = property(variables)
     if mixin is None:
-        namespace |= keras_2.namespace_of(base, exchange)
+        namespace |= keras_2.make_namespace(base, exchange)
     elif backend(optimizer) == "tensorflow":
-        from spark_estimator.keras.on_tensorflow import unconverted
+        from spark_estimator.keras.on_tensorflow import keep_unconverted
 
         for name in ("apply", "check_finite", "_backend_apply_gradients", "_clip_gradients"):
             if hasattr(mixin, name):
-                namespace[name] = unconverted(getattr(mixin, name))
+                namespace[name] = keep_unconverted(getattr(mixin, name))
     bases = (base,) if mixin is None else (mixin, base)
     object.__setattr__(optimizer, "__class__", type(base)(base.__name__, bases, namespace))
 
 
-def _as(base: Any) -> dict[str, Any]:
+def _imitate(base: Any) -> dict[str, Any]:
     """Return what makes a class look like that which an optimizer had.
 
     What is made of a wrapped optimizer's configuration, or of its pickle, is not wrapped.
@@ -92,12 +92,12 @@ def _as(base: Any) -> dict[str, Any]:
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
-        "__reduce_ex__": _reduced_to(base),
+        "__reduce_ex__": _make_reduce_ex(base),
         "from_config": classmethod(from_config),
     }
 
 
-def _reduced_to(base: Any) -> Any:
+def _make_reduce_ex(base: Any) -> Any:
     """Return a ``__reduce_ex__`` by which a copy, or a pickle, is of the class that the optimizer had."""
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
@@ -123,7 +123,7 @@ class _InApply:
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)  # type: ignore[attr-defined]
         if len(grads) == len(variables) and grads:
             everything = self._trainable_variables if self.built else variables  # type: ignore[attr-defined]
-            grads = reduced(self._spark_estimator_exchange, grads, variables, everything)
+            grads = reduce_gradients(self._spark_estimator_exchange, grads, variables, everything)
         return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
 
@@ -133,7 +133,7 @@ class _BeforeTheFinding(_InApply):
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         # Keras' JAX trainer calls this, which leads to the inner optimizer and not to `apply`
         variables = self._trainable_variables  # type: ignore[attr-defined]
-        grads = reduced(self._spark_estimator_exchange, list(grads), variables, variables)
+        grads = reduce_gradients(self._spark_estimator_exchange, list(grads), variables, variables)
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
 
@@ -145,7 +145,7 @@ class _AgreedFinding:
     def check_finite(self, grads: Any) -> Any:
         finite = super().check_finite(grads)  # type: ignore[misc]
         exchange = self._spark_estimator_exchange
-        return finite if exchange.off() else backend_module(exchange.backend).all_true(exchange, finite)
+        return finite if exchange.is_off() else load_backend(exchange.backend).are_all_true(exchange, finite)
 
 
 class _AtTheEndOfPasses:
@@ -156,8 +156,8 @@ class _AtTheEndOfPasses:
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
         object.__setattr__(self, "_spark_estimator_variables", list(trainable_variables))
         exchange = self._spark_estimator_exchange
-        if exchange.weight.is_used and not exchange.off():  # each pass has a different factor
-            factor = backend_module(exchange.backend).factor(exchange)
+        if exchange.weight.is_used and not exchange.is_off():  # each pass has a different factor
+            factor = load_backend(exchange.backend).factor(exchange)
             keras = keras_of(self)
             grads = [gradient * keras.ops.cast(factor, gradient.dtype) for gradient in grads]
         return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
@@ -167,16 +167,16 @@ class _AtTheEndOfPasses:
         variables: Sequence[Any] = self._spark_estimator_variables  # type: ignore[attr-defined]
         steps = self.gradient_accumulation_steps  # type: ignore[attr-defined]
 
-        def exchanged() -> list[Any]:
-            gathered = reduced(exchange, list(grads), variables, self._trainable_variables)  # type: ignore[attr-defined]
+        def exchange_sums() -> list[Any]:
+            gathered = reduce_gradients(exchange, list(grads), variables, self._trainable_variables)  # type: ignore[attr-defined]
             return [gradient * steps for gradient in gathered] if exchange.sums_passes else gathered
 
         if exchange.backend == "jax":
             # Keras has no branch there: it computes an update in each pass, and drops all but the last
             is_last = (self._iterations + 1) % steps == 0  # type: ignore[attr-defined]
-            grads = backend_module(exchange.backend).only_when(is_last, exchanged, list(grads))
+            grads = load_backend(exchange.backend).only_when(is_last, exchange_sums, list(grads))
         else:
-            grads = exchanged()
+            grads = exchange_sums()
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
 
@@ -189,13 +189,13 @@ def _teach_keras() -> None:
     """
     keras = sys.modules["keras"]
     scaler = keras.optimizers.LossScaleOptimizer
-    scaler.__init__ = _taking_over(scaler.__init__)
-    trainer = _trainer(keras)
+    scaler.__init__ = _take_over_exchange(scaler.__init__)
+    trainer = _find_trainer(keras)
     if trainer is not None and keras.backend.backend() == "tensorflow":
-        trainer._resolve_auto_jit_compile = _without_xla(trainer._resolve_auto_jit_compile)
+        trainer._resolve_auto_jit_compile = _avoid_xla(trainer._resolve_auto_jit_compile)
 
 
-def _taking_over(initialize: Any) -> Any:
+def _take_over_exchange(initialize: Any) -> Any:
     @functools.wraps(initialize)
     def __init__(self: Any, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
         exchange = getattr(type(inner_optimizer), _MARK, None)
@@ -207,15 +207,15 @@ def _taking_over(initialize: Any) -> Any:
     return __init__
 
 
-def _without_xla(resolve: Any) -> Any:
+def _avoid_xla(resolve: Any) -> Any:
     @functools.wraps(resolve)
     def _resolve_auto_jit_compile(self: Any) -> bool:
-        return False if exchange_of(getattr(self, "optimizer", None)) is not None else bool(resolve(self))
+        return False if find_exchange(getattr(self, "optimizer", None)) is not None else bool(resolve(self))
 
     return _resolve_auto_jit_compile
 
 
-def _trainer(keras: Any) -> Any:
+def _find_trainer(keras: Any) -> Any:
     """Return Keras' class that decides about XLA; None where this release has another one."""
     for base in keras.Model.__mro__:
         if "_resolve_auto_jit_compile" in vars(base):

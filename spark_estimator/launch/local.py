@@ -10,15 +10,15 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, make_job_id, make_key
 from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
-from spark_estimator.launch.job.environment import host_share, worker_environment
+from spark_estimator.launch.job.environment import decide_host_threads, make_worker_environment
 from spark_estimator.launch.job.events import EventRelay
-from spark_estimator.launch.job.failures import first_failure, job_error
-from spark_estimator.launch.job.interruption import remembered_interruption
-from spark_estimator.launch.job.monitor import EventDisplay, JobMonitor, say_when_done
+from spark_estimator.launch.job.failures import find_first_failure, make_job_error
+from spark_estimator.launch.job.interruption import remember_interruption
+from spark_estimator.launch.job.monitor import EventDisplay, JobMonitor, put_finished_after
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.pickling import load_values
@@ -32,7 +32,7 @@ from spark_estimator.observe.training_records import TakeRecord
 _DEFAULTS, _ONLY_ATTEMPT = JobOptions(), Attempt()
 
 
-@remembered_interruption()
+@remember_interruption()
 def run_local(function: Callable[..., Any], size: int, options: JobOptions = _DEFAULTS) -> list[Any]:
     """Call `function` in `size` processes of this host that can use collectives.
 
@@ -49,10 +49,12 @@ def run_local(function: Callable[..., Any], size: int, options: JobOptions = _DE
         JobTimeoutError: the job exceeded `options.limits.timeout`.
         ValueError: an environment variable for the workers has an invalid value.
     """
-    job = JobSpec.build(function, size, options, worker_environment(os.environ, options.variables, host_share(size)))
+    job = JobSpec.build(
+        function, size, options, make_worker_environment(os.environ, options.variables, decide_host_threads(size))
+    )
 
     def run(attempt: Attempt) -> list[Outcome]:
-        again = replace(job, job_id=new_job_id(), attempt=attempt.number)
+        again = replace(job, job_id=make_job_id(), attempt=attempt.number)
         return run_job(
             again, show_line=options.show_line or print_line, take_record=options.take_record, attempt=attempt
         )
@@ -62,21 +64,21 @@ def run_local(function: Callable[..., Any], size: int, options: JobOptions = _DE
 
 
 @contextlib.contextmanager
-def _joined_timeline(job: JobSpec) -> Iterator[None]:
+def _merge_timelines(job: JobSpec) -> Iterator[None]:
     """Merge the ranks' timelines after the job into one file where HOROVOD_TIMELINE names it, as Horovod does."""
     variables = {**os.environ, **job.environment}
-    path = timeline.path_at_init(variables.get("HOROVOD_TIMELINE", "").strip())
-    before = {} if path is None else timeline.files_now(path)
+    path = timeline.get_path_at_init(variables.get("HOROVOD_TIMELINE", "").strip())
+    before = {} if path is None else timeline.snapshot_files(path)
     try:
         yield
     finally:
         if path is not None:
             try:
-                why = timeline.join(path, job.size, before, keep=Settings.read(variables).timeline_rank_files)
+                problem = timeline.join(path, job.size, before, keep=Settings.read(variables).timeline_rank_files)
             except (OSError, ValueError) as error:
-                why = f"the timelines of the ranks were not merged: {error}"
-            if why:
-                announce(why)
+                problem = f"the timelines of the ranks were not merged: {error}"
+            if problem:
+                announce(problem)
 
 
 def run_job(
@@ -105,7 +107,7 @@ def run_job(
     Raises:
         JobFailedError: a rank failed, or it took too long.
     """
-    with _joined_timeline(job) if make_workers is None else contextlib.nullcontext():
+    with _merge_timelines(job) if make_workers is None else contextlib.nullcontext():
         return _run_job(job, make_workers, show_line, take_record, gentle, cancel, attempt)
 
 
@@ -125,7 +127,7 @@ def _run_job(
         for worker in workers:
             worker.stop(reason)
 
-    status = StatusLine.on_screen(job.size) if job.progress else None
+    status = StatusLine.open_on_screen(job.size) if job.progress else None
     display = EventDisplay(show_line, take_record=take_record, status=status)
     watch = JobMonitor(stop=stop, cancel=cancel, display=display, size=job.size)
     watch.clock = lambda: attempt.enforce_timeout(job.function, job.size, display.begun)
@@ -134,7 +136,7 @@ def _run_job(
     all_started = threading.Event()
     errors: list[BaseException] = []
     peers: dict[int, PeerFacts] = {}
-    key = new_key()
+    key = make_key()
 
     def supervise(rank: int) -> None:
         # The thread that starts a worker stays until its end: the kernel takes a thread's end for its parent's.
@@ -168,7 +170,7 @@ def _run_job(
     ]
     for thread in threads:
         thread.start()
-    say_when_done(threads, display.events)
+    put_finished_after(threads, display.events)
     try:
         for event in started:
             event.wait()
@@ -181,9 +183,9 @@ def _run_job(
     for outcome in outcomes.values():
         if outcome.failure is not None:
             watch.note(outcome.failure)
-    cause = first_failure(watch.reports)
+    cause = find_first_failure(watch.reports)
     if cause is not None:
-        raise job_error(cause, watch.reports, job.size, job.function)
+        raise make_job_error(cause, watch.reports, job.size, job.function)
     if errors:
         raise JobFailedError(f"a worker could not be started or supervised: {errors[0]!r}") from errors[0]
     if len(outcomes) != job.size:

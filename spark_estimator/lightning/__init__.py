@@ -17,8 +17,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from spark_estimator.compat.awaited_imports import when_imported
-from spark_estimator.lightning.flavours import FLAVOURS, check_installed, preferred, register, strategy_class
+from spark_estimator.compat.awaited_imports import call_when_imported
+from spark_estimator.lightning.flavours import FLAVOURS, check_installed, choose_flavour, register, strategy_class
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.lightning import legacy
@@ -37,14 +37,14 @@ _ABOVE = {
 
 check_installed()
 for _flavour in FLAVOURS:
-    when_imported(_flavour, register)
+    call_when_imported(_flavour, register)
 
 
 def __getattr__(name: str) -> object:
     if name == "HorovodStrategy":
-        return strategy_class(preferred())
+        return strategy_class(choose_flavour())
     if name == "AddOnStrategy":  # `lightning_horovod.HorovodStrategy`
-        return importlib.import_module(FLAVOURS[preferred()]).AddOnStrategy
+        return importlib.import_module(FLAVOURS[choose_flavour()]).AddOnStrategy
     if name in _ABOVE:
         home, _, attribute = _ABOVE[name].partition(":")
         module = importlib.import_module(home)

@@ -18,13 +18,13 @@ from lightning_utilities.core.apply_func import apply_to_collection
 EPOCH_ENDS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
 
 
-def epoch_ends_of(module: Any) -> list[str]:
+def find_epoch_ends(module: Any) -> list[str]:
     """Return those of `EPOCH_ENDS` that a LightningModule has."""
     return [name for name in EPOCH_ENDS if callable(getattr(module, name, None))]
 
 
 @contextmanager
-def hidden(module: Any) -> Iterator[None]:
+def hide_epoch_ends(module: Any) -> Iterator[None]:
     """Hide the module's `EPOCH_ENDS`, within it, from a Trainer of Lightning 2, which would refuse it."""
     outputs = EpochOutputs(module)
     outputs.hide()
@@ -45,7 +45,7 @@ class EpochOutputs:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._hooks = {name: getattr(module, name) for name in epoch_ends_of(module)}
+        self._hooks = {name: getattr(module, name) for name in find_epoch_ends(module)}
         self._outputs: dict[str, dict[int, list[Any]]] = {name: {} for name in self._hooks}
         self._replaced: dict[str, Any] = {}
         self._attached: tuple[Any, Any] | None = None
@@ -54,7 +54,7 @@ class EpochOutputs:
         """Give the module its hooks back, and has the Trainer of a `flavour` call them until `release`."""
         self.show()
         if self._hooks:
-            self._attached = trainer, self._callback(flavour)
+            self._attached = trainer, self._make_callback(flavour)
             trainer.callbacks.insert(0, self._attached[1])
 
     def release(self) -> None:
@@ -80,7 +80,7 @@ class EpochOutputs:
             if value is not self:
                 self._module.__dict__[name] = value
 
-    def _callback(self, flavour: str) -> Any:
+    def _make_callback(self, flavour: str) -> Any:
         package: Any = importlib.import_module(flavour)
         outputs = self
 

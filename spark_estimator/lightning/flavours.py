@@ -20,14 +20,14 @@ STRATEGY = "horovod"
 _named = "HorovodStrategy"  # the class that it makes
 
 
-def installed() -> list[str]:
+def find_installed() -> list[str]:
     """Return those of `FLAVOURS` that can be imported here; imports none."""
     return [name for name in FLAVOURS if importlib.util.find_spec(name.partition(".")[0]) is not None]
 
 
 def check_installed() -> None:
     """Raise ModuleNotFoundError, with what to install, where there is no PyTorch or no Lightning."""
-    if importlib.util.find_spec("torch") is None or not installed():
+    if importlib.util.find_spec("torch") is None or not find_installed():
         missing = "PyTorch" if importlib.util.find_spec("torch") is None else "Lightning"
         raise ModuleNotFoundError(
             f"spark_estimator.lightning needs {missing}, which is not installed: pip install lightning",
@@ -35,10 +35,10 @@ def check_installed() -> None:
         )
 
 
-def preferred() -> str:
+def choose_flavour() -> str:
     """Return the one that has been imported; with both or none, the first that is installed."""
     imported = [name for name in FLAVOURS if is_imported(name)]
-    return imported[0] if len(imported) == 1 else installed()[0]
+    return imported[0] if len(imported) == 1 else find_installed()[0]
 
 
 def strategy_class(flavour: str) -> Any:

@@ -12,7 +12,7 @@ import spark_estimator.torch as hvd
 from spark_estimator import log
 from spark_estimator.collectives import context
 
-_log = log.logger(__name__)
+_log = log.get_logger(__name__)
 
 
 class Lengths(NamedTuple):
@@ -27,15 +27,15 @@ class Lengths(NamedTuple):
     are_estimates: bool
 
 
-def lengths_of_all_ranks(loader: object) -> Lengths:
+def gather_lengths(loader: object) -> Lengths:
     """Return the lengths that the ranks' loaders report; the same on all ranks. A collective."""
     estimated = any(isinstance(source, IterableDataset) for source in (loader, getattr(loader, "dataset", None)))
     # One rank must not ask the others before each batch while they do not: what any of them has counts for all.
-    of_ranks: list[tuple[int | None, bool]] = hvd.allgather_object((_length(loader), estimated))
+    of_ranks: list[tuple[int | None, bool]] = hvd.allgather_object((_find_length(loader), estimated))
     return Lengths([length for length, _ in of_ranks], any(source for _, source in of_ranks))
 
 
-def even(loader: Any, lengths: Lengths) -> Any:
+def even_out(loader: Any, lengths: Lengths) -> Any:
     """Return a training loader with the same number of batches on all ranks; the original one if they are equal.
 
     Args:
@@ -60,7 +60,7 @@ def even(loader: Any, lengths: Lengths) -> Any:
     return Cut(loader, least)
 
 
-def _length(loader: Any) -> int | None:
+def _find_length(loader: Any) -> int | None:
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -163,14 +163,14 @@ class LightningLockstep:
         self._validated = False  # since the last batch
         self._replaced: list[tuple[Any, str]] = []
         fit_loop = trainer.fit_loop
-        self._around(fit_loop.epoch_loop, "on_advance_end", self._after_batch)
-        self._around(fit_loop.epoch_loop.val_loop, "run", self._note)
-        self._around(fit_loop, "on_advance_end", self._after_epoch)
+        self._wrap(fit_loop.epoch_loop, "on_advance_end", self._agree_after_batch)
+        self._wrap(fit_loop.epoch_loop.val_loop, "run", self._note)
+        self._wrap(fit_loop, "on_advance_end", self._agree_after_epoch)
         if getattr(trainer, "_val_check_time_interval", None) is not None:
-            self._around(fit_loop.epoch_loop, "_should_check_val_fx", self._decided_by_rank_0)
+            self._wrap(fit_loop.epoch_loop, "_should_check_val_fx", self._follow_rank_0)
         hook = getattr(type(module), "on_train_batch_start", None)
         if hook is not None and not str(hook.__module__).endswith(".core.hooks"):
-            self._around(module, "on_train_batch_start", self._skip_alike)
+            self._wrap(module, "on_train_batch_start", self._skip_alike)
 
     def release(self) -> None:
         """Take everything back."""
@@ -178,24 +178,24 @@ class LightningLockstep:
             owner.__dict__.pop(name, None)
         self._replaced.clear()
 
-    def _around(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
+    def _wrap(self, owner: Any, name: str, act: Callable[..., Any]) -> None:
         original = getattr(owner, name)
 
-        def replaced(*args: Any, **kwargs: Any) -> Any:
+        def call_act(*args: Any, **kwargs: Any) -> Any:
             return act(original, *args, **kwargs)
 
-        owner.__dict__[name] = replaced
+        owner.__dict__[name] = call_act
         self._replaced.append((owner, name))
 
-    def _any(self, mine: bool, name: str) -> bool:
-        self._flag[0] = mine
+    def _is_true_on_a_rank(self, own_value: bool, name: str) -> bool:
+        self._flag[0] = own_value
         hvd.allreduce_(self._flag, op=hvd.Max, name=f"lightning.{name}")
         return bool(self._flag.item())
 
     def _agree_to_stop(self) -> None:
-        self._trainer.should_stop = self._any(bool(self._trainer.should_stop), "should_stop")
+        self._trainer.should_stop = self._is_true_on_a_rank(bool(self._trainer.should_stop), "should_stop")
 
-    def _after_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def _agree_after_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._validated = False
         self._agree_to_stop()
         original(*args, **kwargs)
@@ -206,13 +206,13 @@ class LightningLockstep:
         self._validated = True
         return original(*args, **kwargs)
 
-    def _after_epoch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def _agree_after_epoch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
         self._agree_to_stop()
 
-    def _decided_by_rank_0(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    def _follow_rank_0(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
         return bool(hvd.broadcast_object(bool(original(*args, **kwargs)), root_rank=0))
 
     def _skip_alike(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         response = original(*args, **kwargs)
-        return -1 if self._any(response == -1, "skip_epoch") else response
+        return -1 if self._is_true_on_a_rank(response == -1, "skip_epoch") else response

@@ -13,7 +13,7 @@ import spark_estimator.torch as hvd
 from spark_estimator.collectives import context
 
 
-def together() -> bool:
+def has_other_ranks() -> bool:
     """Return whether there are other ranks; torchmetrics' ``distributed_available_fn``."""
     return context.is_initialized() and context.size() > 1
 
@@ -30,8 +30,8 @@ def gather(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
         everything = hvd.allgather_object(state.detach().cpu())
         states = [other.to(state.device) for other in everything]
     else:
-        parts = hvd.allgather(state.detach().reshape(-1)).split([math.prod(shape) for shape, _ in kinds])
-        states = [part.reshape(shape) for part, (shape, _) in zip(parts, kinds, strict=True)]
+        flat_states = hvd.allgather(state.detach().reshape(-1)).split([math.prod(shape) for shape, _ in kinds])
+        states = [flat_state.reshape(shape) for flat_state, (shape, _) in zip(flat_states, kinds, strict=True)]
     states[context.rank()] = state  # with its gradient, if it has one
     return states
 
@@ -47,11 +47,11 @@ class SyncedMetrics:
 
     def adopt(self, module: torch.nn.Module) -> None:
         """Add the metrics that the module has now, and that were not there before."""
-        for metric in metrics_in(module):
+        for metric in iterate_metrics(module):
             if metric.dist_sync_fn is None:
                 self._before.append((metric, metric.distributed_available_fn))
                 metric.dist_sync_fn = gather
-                metric.distributed_available_fn = together
+                metric.distributed_available_fn = has_other_ranks
 
     def release(self) -> None:
         """Leaves the metrics as they were: one that is pickled must not need this package."""
@@ -61,11 +61,11 @@ class SyncedMetrics:
         self._before.clear()
 
 
-def metrics_in(module: torch.nn.Module) -> Iterator[Metric]:
+def iterate_metrics(module: torch.nn.Module) -> Iterator[Metric]:
     """Yield the metrics of torchmetrics among a module's parts."""
     return (child for child in module.modules() if isinstance(child, Metric))
 
 
-def collections_in(module: torch.nn.Module) -> Iterator[MetricCollection]:
+def iterate_collections(module: torch.nn.Module) -> Iterator[MetricCollection]:
     """Yield the collections of such metrics among a module's parts."""
     return (child for child in module.modules() if isinstance(child, MetricCollection))

@@ -19,7 +19,7 @@ import sys
 import warnings
 from typing import Any
 
-from spark_estimator.compat.awaited_imports import when_imported
+from spark_estimator.compat.awaited_imports import call_when_imported
 from spark_estimator.lightning.flavours import FLAVOURS, STRATEGY, register, strategy_class
 
 _ours = "_spark_estimator_original"
@@ -40,7 +40,7 @@ def restore_names() -> None:
 
     Only to the package ``pytorch_lightning``, when it is imported.
     """
-    when_imported("pytorch_lightning", _restore)
+    call_when_imported("pytorch_lightning", _restore)
 
 
 def _restore(flavour: str) -> None:
@@ -55,10 +55,10 @@ def install() -> None:
     if not _on:
         _on = True
         for flavour in FLAVOURS:
-            when_imported(flavour, _patch)
+            call_when_imported(flavour, _patch)
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Return whether Trainers understand them."""
     return _on
 
@@ -74,7 +74,7 @@ def uninstall() -> None:
             trainer.__init__ = original
 
 
-def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def translate(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Return today's arguments of a Trainer for those of Lightning 1, and what to write instead.
 
     Others are returned unchanged, with an empty text. `gpus` is among them unless Horovod is asked for: what it
@@ -102,9 +102,9 @@ def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
     for name in [name for name in _RENAMED if name in new]:
         old[name] = new.pop(name)
         if name == "checkpoint_callback" and _is_callback(old[name]):
-            new["callbacks"] = instead["callbacks"] = [*_callbacks(new.get("callbacks")), old[name]]
+            new["callbacks"] = instead["callbacks"] = [*_list_callbacks(new.get("callbacks")), old[name]]
             continue
-        today, value = _renamed(name, old[name])
+        today, value = _rename(name, old[name])
         if value is None:
             left_out.append(name)
         elif today in new:
@@ -113,12 +113,12 @@ def translated(arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
             new[today] = instead[today] = value
     if not old:
         return arguments, ""
-    advice = [f"write Trainer({_written(instead)})"] * bool(instead)
+    advice = [f"write Trainer({_format_arguments(instead)})"] * bool(instead)
     advice += [f"leave {', '.join(left_out)} out"] * bool(left_out)
-    return new, f"Trainer({_written(old)}) is a spelling of Lightning 1; {' and '.join(advice)}."
+    return new, f"Trainer({_format_arguments(old)}) is a spelling of Lightning 1; {' and '.join(advice)}."
 
 
-def _renamed(name: str, value: Any) -> tuple[str, bool | None]:
+def _rename(name: str, value: Any) -> tuple[str, bool | None]:
     """Return today's name of one of `_RENAMED`, and its value there; None if that is Lightning's own choice."""
     if name == "resume_from_checkpoint" and value is not None:
         raise ValueError(f"Trainer({name}={value!r}): pass it to fit() instead: fit(module, ckpt_path={str(value)!r}).")
@@ -135,20 +135,20 @@ def _is_callback(value: Any) -> bool:
     return any(base.__name__ == "Callback" for base in type(value).__mro__)
 
 
-def _callbacks(value: Any) -> list[Any]:
+def _list_callbacks(value: Any) -> list[Any]:
     """Return the argument `callbacks` of a Trainer as a list: it may be None, one, or several."""
     return [value] if _is_callback(value) else list(value or ())
 
 
-def _written(arguments: dict[str, Any]) -> str:
-    shown = {name: value if value == _SCALING else _shown(value) for name, value in arguments.items()}
+def _format_arguments(arguments: dict[str, Any]) -> str:
+    shown = {name: value if value == _SCALING else _format_value(value) for name, value in arguments.items()}
     return ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a value as source; a callback by its class, as its repr is an address."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_format_value, value))}]"
     return f"{type(value).__name__}(...)" if _is_callback(value) else repr(value)
 
 
@@ -157,7 +157,7 @@ def _is_ours(strategy: Any) -> bool:
     return getattr(strategy, "strategy_name", None) == STRATEGY and hasattr(strategy, "scale_lr")
 
 
-def _scaling(flavour: str, arguments: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def _scale_rates(flavour: str, arguments: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Return `new` with a strategy that multiplies the learning rate where that of Lightning 1 did so."""
     strategy: Any = new.get("strategy")
     if isinstance(strategy, str) and strategy == STRATEGY:
@@ -188,11 +188,11 @@ def _patch(flavour: str) -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        new, advice = translated(kwargs)
+        new, advice = translate(kwargs)
         if advice:
             warnings.warn(advice, DeprecationWarning, stacklevel=2)
         _check_gpu(flavour, kwargs, new)
-        original(self, *args, **_scaling(flavour, kwargs, new))
+        original(self, *args, **_scale_rates(flavour, kwargs, new))
         if _is_ours(self.strategy):
             self.strategy.warns_of_old_hooks = True
 

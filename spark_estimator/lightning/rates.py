@@ -38,14 +38,14 @@ def scale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: int
     Returns:
         A line for the log, with the rates before and after; empty where no optimizer has one.
     """
-    before = [_rates(optimizer) for optimizer in optimizers]
+    before = [_list_rates(optimizer) for optimizer in optimizers]
     unchanged = multiply_schedules(schedules, factor)
-    multiply_groups(_groups(optimizers), factor)
+    multiply_groups(_list_groups(optimizers), factor)
     remember(optimizers, schedules, factor)
     if not any(before):
         return ""
     changes = [
-        f"{type(optimizer).__name__} lr {_shown(old)} -> {_shown(_rates(optimizer))}"
+        f"{type(optimizer).__name__} lr {_format_rates(old)} -> {_format_rates(_list_rates(optimizer))}"
         for optimizer, old in zip(optimizers, before, strict=True)
         if old
     ]
@@ -61,29 +61,29 @@ def rescale(optimizers: Sequence[Optimizer], schedules: Sequence[Any], old: int,
     if old == new:
         remember(optimizers, schedules, new)
         return
-    multiply_groups(_groups(optimizers), new / old)
+    multiply_groups(_list_groups(optimizers), new / old)
     multiply_schedules(schedules, new / old)
     remember(optimizers, schedules, new)
 
 
 def note_factor(checkpoint: dict[str, Any], optimizers: Iterable[Optimizer]) -> None:
     """Put the factor of the optimizers' rates into a checkpoint that holds these optimizers."""
-    factor = factor_of(optimizers)
+    factor = find_factor(optimizers)
     if factor != 1 and "optimizer_states" in checkpoint:
         checkpoint[CHECKPOINT_KEY] = factor
 
 
-def restored(checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> str:
+def adopt_factor(checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> str:
     """Use the factor of a checkpoint whose rates the optimizers now have.
 
     Returns:
         A line for the log if the factor is not that of this job; else an empty one.
     """
-    ours, theirs = factor_of(optimizers), checkpoint.get(CHECKPOINT_KEY)
+    ours, theirs = find_factor(optimizers), checkpoint.get(CHECKPOINT_KEY)
     if ours == (theirs or 1):
         return ""
     remember(optimizers, schedules, theirs or 1)
-    shown = _shown([rate for optimizer in optimizers for rate in _rates(optimizer)])
+    shown = _format_rates([rate for optimizer in optimizers for rate in _list_rates(optimizer)])
     return (
         f"The training continues with the learning rate of the checkpoint, {shown}. The factor of the checkpoint is "
         f"{theirs or 'unknown'}; the factor of this job is {ours}."
@@ -100,7 +100,7 @@ def remember(optimizers: Iterable[Optimizer], schedules: Iterable[Any], factor: 
             _scaled[optimizer] = _Scaled(factor, references)
 
 
-def factor_of(optimizers: Iterable[Optimizer]) -> int:
+def find_factor(optimizers: Iterable[Optimizer]) -> int:
     """Return the factor that a Trainer's optimizers have; 1 where their rates are plain, or nothing is known."""
     return next((_scaled[optimizer].factor for optimizer in optimizers if optimizer in _scaled), 1)
 
@@ -114,7 +114,7 @@ def make_plain(module: nn.Module) -> None:
         if any(id(param) in params for group in optimizer.param_groups for param in group["params"])
     ]
     for optimizer, scaled in earlier:
-        multiply_groups(_groups([optimizer]), 1 / scaled.factor)
+        multiply_groups(_list_groups([optimizer]), 1 / scaled.factor)
         del _scaled[optimizer]
     # A Trainer's optimizers share the list of its schedules.
     of_trainers = {id(scaled.schedules): scaled for _, scaled in earlier}.values()
@@ -123,15 +123,15 @@ def make_plain(module: nn.Module) -> None:
         multiply_schedules(schedules, 1 / scaled.factor)
 
 
-def _groups(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+def _list_groups(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     """Return the parameter groups of optimizers, and the options with which groups begin that are added later."""
     return [group for optimizer in optimizers for group in (*optimizer.param_groups, optimizer.defaults)]
 
 
-def _rates(optimizer: Optimizer) -> list[float]:
+def _list_rates(optimizer: Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups if is_rate(group.get("lr"))]
 
 
-def _shown(rates: Sequence[float]) -> str:
+def _format_rates(rates: Sequence[float]) -> str:
     """Return rates that differ, in their order."""
     return ", ".join(dict.fromkeys(f"{rate:g}" for rate in rates))

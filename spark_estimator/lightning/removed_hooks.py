@@ -32,12 +32,12 @@ _OF_CALLBACKS = {
 }
 
 
-def warn_of_module(module: Any) -> None:
+def warn_about_module(module: Any) -> None:
     """Warns about each such hook of a LightningModule, with the hooks of today to use instead."""
     _warn(module, _OF_MODULES)
 
 
-def warn_of_callbacks(callbacks: Iterable[Any]) -> None:
+def warn_about_callbacks(callbacks: Iterable[Any]) -> None:
     """Warn about such hooks of callbacks, as `warn_about_module` does."""
     for callback in callbacks:
         _warn(callback, _OF_CALLBACKS)

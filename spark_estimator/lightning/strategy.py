@@ -16,7 +16,7 @@ from spark_estimator import log
 from spark_estimator.collectives import context
 from spark_estimator.lightning import rates, removed_hooks
 from spark_estimator.lightning.epoch_outputs import EpochOutputs
-from spark_estimator.lightning.lockstep import LightningLockstep, even, lengths_of_all_ranks
+from spark_estimator.lightning.lockstep import LightningLockstep, even_out, gather_lengths
 from spark_estimator.lightning.metrics import SyncedMetrics
 from spark_estimator.lightning.strategy_collectives import HorovodCollectives
 from spark_estimator.torch.collectives.compressors import UNCHOSEN
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-_log = log.logger(__name__)
+_log = log.get_logger(__name__)
 
 #: The function of `hvd` that makes an optimizer exchange what `sync` names.
 _WRAPPERS = {"allreduce": "DistributedOptimizer", "local_sgd": "LocalSGD", "diloco": "DiLoCo"}
@@ -236,8 +236,8 @@ class HorovodMethods(HorovodCollectives, _Base):
         if self.epoch_outputs is not None:
             self.epoch_outputs.attach(trainer, self.flavour)
         if self.warns_of_old_hooks and self.is_global_zero:
-            removed_hooks.warn_of_module(self.lightning_module)
-            removed_hooks.warn_of_callbacks(trainer.callbacks)
+            removed_hooks.warn_about_module(self.lightning_module)
+            removed_hooks.warn_about_callbacks(trainer.callbacks)
         super().setup(trainer)
         if self.world_size > 1 and getattr(trainer.state.fn, "value", trainer.state.fn) == "fit":
             self._release()
@@ -264,7 +264,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         rates.make_plain(self.lightning_module)
         super().setup_optimizers(trainer)
         if self.scale_lr and self.world_size > 1:
-            self.log_rates(rates.scale(self.optimizers, self._schedules(), self.world_size))
+            self.log_rates(rates.scale(self.optimizers, self._list_schedules(), self.world_size))
         names = {id(param): name for name, param in self.lightning_module.named_parameters()}
         for optimizer in self.optimizers:
             if not isinstance(optimizer, (DistributedMethods, SeparateSteps)):
@@ -337,7 +337,7 @@ class HorovodMethods(HorovodCollectives, _Base):
         if self.is_alone:
             return dataloader
         trainer, module = self.lightning_module.trainer, self.lightning_module
-        ranks = lengths_of_all_ranks(dataloader)
+        ranks = gather_lengths(dataloader)
         lengths = ranks.of_ranks
         allowed = any(
             getattr(owner, "allow_zero_length_dataloader_with_multiple_devices", False)
@@ -350,7 +350,7 @@ class HorovodMethods(HorovodCollectives, _Base):
                 "every rank at least one: let Lightning add the sampler, or use smaller batches."
             )
         if trainer.training:
-            return even(dataloader, ranks)
+            return even_out(dataloader, ranks)
         known_lengths = tuple(length for length in lengths if length is not None)
         if len(known_lengths) == len(lengths) and len(set(known_lengths)) > 1:
             self.uneven_lengths = known_lengths
@@ -378,16 +378,16 @@ class HorovodMethods(HorovodCollectives, _Base):
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run Lightning's step; see `_check_may_talk`."""
-        with self._in_evaluation_step():
+        with self._enter_evaluation_step():
             return super().validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run Lightning's step; see `_check_may_talk`."""
-        with self._in_evaluation_step():
+        with self._enter_evaluation_step():
             return super().test_step(*args, **kwargs)
 
     @contextlib.contextmanager
-    def _in_evaluation_step(self) -> Iterator[None]:
+    def _enter_evaluation_step(self) -> Iterator[None]:
         self.in_evaluation_step = True
         try:
             yield
@@ -417,7 +417,7 @@ class HorovodMethods(HorovodCollectives, _Base):
 
     def restored_rates(self, checkpoint: Mapping[str, Any]) -> None:
         """Log a checkpoint's factor of the learning rate that is not this job's."""
-        self.log_rates(rates.restored(checkpoint, self.optimizers, self._schedules()))
+        self.log_rates(rates.adopt_factor(checkpoint, self.optimizers, self._list_schedules()))
 
     def log_rates(self, line: str) -> None:
         """Log a line about learning rates on rank 0; an empty one is none."""
@@ -428,9 +428,9 @@ class HorovodMethods(HorovodCollectives, _Base):
         """Give restored learning rates the factor of this job, where `scale_lr` is set."""
         if self.scale_lr:
             factor = checkpoint.get(rates.CHECKPOINT_KEY, 1)
-            rates.rescale(self.optimizers, self._schedules(), factor, self.world_size)
+            rates.rescale(self.optimizers, self._list_schedules(), factor, self.world_size)
 
-    def _schedules(self) -> list[Any]:
+    def _list_schedules(self) -> list[Any]:
         return [config.scheduler for config in self.lr_scheduler_configs]
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class HorovodCollectives(_Base):
         Raises:
             ValueError: another operation, or a group of torch.distributed.
         """
-        operation = _operation(reduce_op)
-        process_set = _process_set(group, "reduce")
+        operation = _find_operation(reduce_op)
+        process_set = _find_process_set(group, "reduce")
         if not isinstance(tensor, torch.Tensor) or self.is_alone:
             return tensor
         self._check_may_talk("reduce")
@@ -79,7 +79,7 @@ class HorovodCollectives(_Base):
             ValueError: a group of torch.distributed.
             MismatchError: the shapes differ.
         """
-        process_set = _process_set(group, "all_gather")
+        process_set = _find_process_set(group, "all_gather")
         if self.is_alone:
             return tensor
         self._check_may_talk("all_gather")
@@ -121,7 +121,7 @@ class HorovodCollectives(_Base):
             )
 
 
-def _operation(reduce_op: Any) -> int:
+def _find_operation(reduce_op: Any) -> int:
     name = str(reduce_op).rpartition(".")[2].lower()  # ReduceOp.SUM, RedOpType.SUM
     if name == "none":
         return hvd.Average
@@ -130,7 +130,7 @@ def _operation(reduce_op: Any) -> int:
     return _OPS[name]
 
 
-def _process_set(group: Any, what: str) -> ProcessSet:
+def _find_process_set(group: Any, what: str) -> ProcessSet:
     if isinstance(group, ProcessSet):
         return group
     if group is None or group is getattr(torch.distributed.group, "WORLD", None):

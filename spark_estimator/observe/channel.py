@@ -1,7 +1,7 @@
 """The driver channel: one authenticated connection from each supervisor to the driver, for text. A supervisor's end.
 
 A supervisor sends its facts, lines, messages and failure reports; it receives all supervisors' facts and the order to
-stop (see ``frames``). A peer that breaks the protocol is disconnected. If the driver's end closes, the driver has
+stop (see ``read_frames``). A peer that breaks the protocol is disconnected. If the driver's end closes, the driver has
 ended, and its supervisors end their workers. A supervisor sends a heartbeat each second, by which the driver notices a
 frozen one.
 """
@@ -32,7 +32,7 @@ from spark_estimator.observe.frames import (
 )
 from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security import authentication
-from spark_estimator.security.encrypted_stream import opening, sealing
+from spark_estimator.security.encrypted_stream import make_opener, make_sealer
 from spark_estimator.security.encryption import Session
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
@@ -45,12 +45,12 @@ _CONTEXT = struct.Struct(">16sI")  # job id, partition
 _MAX_WAITING_BYTES = 4 << 20
 
 
-def context_of(job_id: str, partition: int) -> bytes:
+def pack_context(job_id: str, partition: int) -> bytes:
     """Return a supervisor's identity, which it sends when it connects."""
     return _CONTEXT.pack(job_id.encode(), partition)
 
 
-def read_context(context: bytes) -> tuple[bytes, int]:
+def unpack_context(context: bytes) -> tuple[bytes, int]:
     """Return the job and the partition that `pack_context` has packed.
 
     Raises:
@@ -73,8 +73,8 @@ class SupervisorChannel:
 
     def __init__(self, sock: socket.socket, on_stop: Callable[[str], None], session: Session | None = None) -> None:
         self._sock = sock
-        self._seal = sealing(session)
-        self._open = opening(session)
+        self._seal = make_sealer(session)
+        self._open = make_opener(session)
         self._on_stop = on_stop
         self._changed = threading.Condition()
         self._waiting: collections.deque[bytes] = collections.deque()
@@ -108,7 +108,7 @@ class SupervisorChannel:
             OSError: it cannot be reached within `CONNECT_TIMEOUT`.
             AuthenticationError: what listens there is not this job's driver.
         """
-        sock, session = connected_socket(address, token, job_id, partition, encrypted=encrypted)
+        sock, session = connect_socket(address, token, job_id, partition, encrypted=encrypted)
         return cls(sock, on_stop, session)
 
     @property
@@ -152,7 +152,7 @@ class SupervisorChannel:
             self._changed.wait_for(lambda: self._broken or not self._waiting_bytes, timeout.total_seconds())
             return not self._broken and not self._waiting_bytes
 
-    def answer(self) -> dict[str, Any] | None:
+    def wait_for_answer(self) -> dict[str, Any] | None:
         """Wait for the driver's next frame other than a stop; None if it has ordered to stop, or has disconnected."""
         with self._changed:
             self._changed.wait_for(lambda: self._answers or self._broken or self._stopped or self._closing)
@@ -222,7 +222,7 @@ class SupervisorChannel:
             self._changed.notify_all()
 
 
-def connected_socket(
+def connect_socket(
     address: tuple[str, int], token: bytes, job_id: str, partition: int, *, encrypted: bool = False
 ) -> tuple[socket.socket, Session | None]:
     """Return a socket to the driver, authenticated both ways, and its secrets.
@@ -230,7 +230,7 @@ def connected_socket(
     Raises as `SupervisorChannel.connect`.
     """
     sock, session = authentication.dial(
-        address, token, context_of(job_id, partition), timeout=CONNECT_TIMEOUT, encrypted=encrypted
+        address, token, pack_context(job_id, partition), timeout=CONNECT_TIMEOUT, encrypted=encrypted
     )
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -6,7 +6,7 @@ import contextlib
 import socket
 
 
-def driver_address(preferred: str, towards: str = "") -> str:
+def find_driver_address(preferred: str, towards: str = "") -> str:
     """Find the address of this host at which its executors can reach it.
 
     Args:

@@ -54,10 +54,10 @@ def printable(text: str) -> str:
     Text from a network must not be able to control the terminal that prints it, and has to be printable: a file's
     name that is no UTF-8 has such halves.
     """
-    return "\n".join(_UNSAFE.sub(_escaped, line) for line in text.split("\n"))
+    return "\n".join(_UNSAFE.sub(_escape, line) for line in text.split("\n"))
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
@@ -120,7 +120,7 @@ def print_message(rank: int, text: str) -> None:
 def flush() -> None:
     """Flush what was printed; a program may have closed its stdout, or have none."""
     if sys.stdout is not None and not sys.stdout.closed:
-        with _losses_of(sys.stdout):
+        with _report_losses(sys.stdout):
             sys.stdout.flush()
 
 
@@ -136,7 +136,7 @@ def print_text(text: str, stream: TextIO | None) -> None:
     if stream is None:  # as in a program without a terminal
         return
     line = text + "\n"  # in one piece: to write to a notebook is dear
-    with _losses_of(stream):
+    with _report_losses(stream):
         try:
             stream.write(line)
         except UnicodeEncodeError:
@@ -145,7 +145,7 @@ def print_text(text: str, stream: TextIO | None) -> None:
 
 
 @contextlib.contextmanager
-def _losses_of(stream: TextIO) -> Iterator[None]:
+def _report_losses(stream: TextIO) -> Iterator[None]:
     """Report once that a stream takes no lines."""
     try:
         yield
@@ -154,10 +154,10 @@ def _losses_of(stream: TextIO) -> Iterator[None]:
     except OSError as error:
         if stream not in _lossy_streams:
             _lossy_streams.add(stream)
-            report_loss(_name_of(stream), error)
+            report_loss(_describe_stream(stream), error)
 
 
-def _name_of(stream: TextIO) -> str:
+def _describe_stream(stream: TextIO) -> str:
     """Return the name of a standard stream for messages, with the file that it is."""
     name = "stderr" if stream is sys.stderr else "stdout"
     with contextlib.suppress(OSError, ValueError):

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.observe import channel
-from spark_estimator.observe.channel import read_context
+from spark_estimator.observe.channel import unpack_context
 from spark_estimator.observe.frames import ALIVE, BYE, GONE, HEARD, SILENT, STOP, encode, take_frames
 from spark_estimator.observe.silence import Hearing, Silence
 from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security import authentication
-from spark_estimator.security.encrypted_stream import opening, sealing
+from spark_estimator.security.encrypted_stream import make_opener, make_sealer
 from spark_estimator.security.encryption import Session
 from spark_estimator.security.handshake_server import HandshakeServer
 
 # A supervisor that takes so little of what it is sent is disconnected.
 _MAX_UNTAKEN_BYTES = 16 << 20
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class Inbound:
@@ -40,8 +40,8 @@ class Inbound:
         self.origin = origin
         self.silence = silence
         self.said_bye = False
-        self._seal = sealing(session)
-        self._open = opening(session)
+        self._seal = make_sealer(session)
+        self._open = make_opener(session)
         self._pending = bytearray()
         self._lock = threading.Lock()  # any thread sends
         self._outgoing = bytearray()
@@ -229,7 +229,7 @@ class DriverServer:
         self._thread.join()
 
     def _approve(self, context: bytes) -> None:
-        job_id, partition = read_context(context)
+        job_id, partition = unpack_context(context)
         with self._lock:
             taken = partition in self._connections
             stopping = self._stop_reason is not None
@@ -239,7 +239,7 @@ class DriverServer:
             self._approve_partition(partition)
 
     def _admit(self, sock: socket.socket, context: bytes, origin: str, session: Session | None) -> None:
-        inbound = Inbound(sock, read_context(context)[1], origin, Silence(self._lost_after), session)
+        inbound = Inbound(sock, unpack_context(context)[1], origin, Silence(self._lost_after), session)
         with self._lock:
             if self._closed or inbound.partition in self._connections:
                 raise AuthenticationError("the channel is closed, or this partition is connected already")
@@ -277,7 +277,7 @@ class DriverServer:
     def _look_for_silence(self, seconds: float) -> None:
         """Report supervisors that have sent nothing for too long, `seconds` after the last check."""
         for inbound in self._selector.list_connections():
-            if inbound.said_bye or not inbound.silence.look(seconds):
+            if inbound.said_bye or not inbound.silence.note_silence(seconds):
                 continue
             if inbound.silence.state is Hearing.LOST:
                 self._drop(inbound, silent_seconds=round(inbound.silence.seconds))
@@ -289,7 +289,7 @@ class DriverServer:
         """Read the available data; False if the connection is closed, or there is no data."""
         try:
             for frame in inbound.receive():
-                if inbound.silence.heard():
+                if inbound.silence.note_data():
                     self._receive(inbound.partition, {"kind": HEARD})
                 if frame["kind"] == BYE:
                     inbound.said_bye = True

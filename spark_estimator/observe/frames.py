@@ -69,10 +69,10 @@ def take_frames(pending: bytearray) -> Iterator[dict[str, Any]]:
             return
         content = bytes(pending[_LENGTH.size : end])
         del pending[:end]
-        yield valid(parse_json(content))
+        yield check_frame(parse_json(content))
 
 
-def valid(frame: Any) -> dict[str, Any]:
+def check_frame(frame: Any) -> dict[str, Any]:
     """Return `frame` when it is a frame of this protocol.
 
     Raises:

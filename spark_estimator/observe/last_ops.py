@@ -10,7 +10,7 @@ HEAD = "the last %d of %d recorded operations:"
 _HEAD = re.compile(re.escape(HEAD).replace("%d", r"(\d+)") + "$")
 
 
-def announced(line: str) -> int:
+def parse_head(line: str) -> int:
     """Return how many of the lines that follow list operations; 0 unless `line` is such a `HEAD`."""
     match = _HEAD.search(line)
     return int(match[1]) if match else 0

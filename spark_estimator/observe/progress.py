@@ -18,14 +18,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from spark_estimator.env import PROGRESS_FD_VARIABLE
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.observe.training_meter import TrainingMeter, TrainingReport
 
 INTERVAL_SECONDS = 1.0
 _STOP_SECONDS = 2.0
 _FIELDS = {"at": (int, float), "steps": (int,), "calls": (int,), "waiting": (int, float), "waits_in": (str,)}
 _LONGEST_NAME = 100
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 _steps = 0
 _meter: TrainingMeter | None = None
@@ -80,12 +80,12 @@ def report_training(meter: TrainingMeter | None) -> None:
     _meter = meter
 
 
-def named(descriptor: int) -> str:
+def identify_pipe(descriptor: int) -> str:
     """Return the value of `PROGRESS_FD_VARIABLE` for a pipe: its number, and by what to know it again."""
     return f"{descriptor}:{os.fstat(descriptor).st_ino}"
 
 
-def pipe(environ: MutableMapping[str, str]) -> int | None:
+def find_pipe(environ: MutableMapping[str, str]) -> int | None:
     """Return the pipe that this process has inherited from the launcher; None if there is none.
 
     A process that has inherited the variable but not the pipe may have another file open under that number.
@@ -135,11 +135,11 @@ class ProgressReporter:
             os.write(self._descriptor, json.dumps(report.to_dict()).encode() + b"\n")
 
 
-def reporter(look: Callable[[], tuple[int, float, str]]) -> ProgressReporter | None:
+def start_reporter(look: Callable[[], tuple[int, float, str]]) -> ProgressReporter | None:
     """Start a reporter, where the launcher has provided a pipe; None elsewhere."""
     global _descriptor
     if _descriptor is None:
-        _descriptor = pipe(os.environ)
+        _descriptor = find_pipe(os.environ)
         if _descriptor is not None:
             os.set_inheritable(_descriptor, False)
             os.set_blocking(_descriptor, False)

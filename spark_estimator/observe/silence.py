@@ -27,7 +27,7 @@ class Hearing(enum.Enum):
     LOST = enum.auto()
 
 
-def lost_after(settings: Settings) -> float:
+def choose_loss_seconds(settings: Settings) -> float:
     """Return the seconds of silence after which a supervisor is lost; zero: never, as heartbeats are turned off."""
     return max(_TIMES * settings.silence_seconds, 2 * SAY_AFTER) if settings.heartbeat_seconds else 0.0
 
@@ -45,7 +45,7 @@ class Silence:
         self._lost_after = lost_after
         self._say_after = min(SAY_AFTER, lost_after / 2)
 
-    def heard(self) -> bool:
+    def note_data(self) -> bool:
         """Note that data has arrived. Return whether that ends a reported silence."""
         before = self.state
         self.seconds = 0.0
@@ -53,7 +53,7 @@ class Silence:
             self.state = Hearing.HEARD
         return before is not self.state
 
-    def look(self, seconds: float) -> bool:
+    def note_silence(self, seconds: float) -> bool:
         """Note that nothing has arrived for another `seconds`. Return whether the state has changed."""
         before = self.state
         if seconds <= _LONGEST_LOOK * self._say_after:

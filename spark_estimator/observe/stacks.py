@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
 # A rank's answer is sent to rank 0 and into its log: a recursion's thousand frames or a hundred threads must not fill
 # it.
@@ -23,10 +23,10 @@ _STOP_SECONDS = 2.0
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _DEMO = str(Path(_PACKAGE, "demo.py"))
 _WAITING = frozenset({threading.__file__, queue.__file__, selectors.__file__})
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
-def current_stacks() -> str:
+def format_current_stacks() -> str:
     """Return the stacks of the user's Python threads, the main one first, most recent call last.
 
     They have at most `MAX_CHARACTERS`.
@@ -40,7 +40,7 @@ def current_stacks() -> str:
     frames = sys._current_frames()
     try:
         parts = [
-            _stack(names.get(ident, "unknown to Python's threading"), frames[ident])
+            _format_stack(names.get(ident, "unknown to Python's threading"), frames[ident])
             for ident in sorted(frames, key=lambda ident: (ident != main, ident))
             if ident == main or (ident != own_thread and not _is_own(frames[ident]))
         ]
@@ -52,7 +52,7 @@ def current_stacks() -> str:
     return text
 
 
-def _stack(name: str, frame: FrameType) -> str:
+def _format_stack(name: str, frame: FrameType) -> str:
     calls = list(traceback.walk_stack(frame))  # the most recent first
     inside = next((number for number, (call, _) in enumerate(calls) if not _is_ours(call)), len(calls))
     summary = traceback.StackSummary.extract(iter(calls[inside:]), limit=MAX_FRAMES)
@@ -88,13 +88,13 @@ class StackReporter:
         self,
         await_question: Callable[[float], int | None],
         answer: Callable[[int, str], None],
-        stacks: Callable[[], str] = current_stacks,
+        stacks: Callable[[], str] = format_current_stacks,
     ) -> None:
         self._await_question = await_question
         self._answer = answer
         self._stacks = stacks
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="spark_estimator stacks", daemon=True)
+        self._thread = threading.Thread(target=self._answer_requests, name="spark_estimator stacks", daemon=True)
         self._thread.start()
 
     @property
@@ -112,7 +112,7 @@ class StackReporter:
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)
 
-    def _tell(self) -> None:
+    def _answer_requests(self) -> None:
         while not self._stopped.is_set():
             try:
                 question = self._await_question(_ASK_SECONDS)

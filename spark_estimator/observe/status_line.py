@@ -24,7 +24,7 @@ from typing import Any, Protocol, TextIO
 from spark_estimator.env import Settings
 from spark_estimator.observe.driver_log import announce, printable
 from spark_estimator.observe.progress import Progress
-from spark_estimator.observe.training_display import TrainingDisplay, TrainingState, training_text
+from spark_estimator.observe.training_display import TrainingDisplay, TrainingState, format_training
 
 _REDRAWN_SECONDS = 0.2
 # In a log, a training is reported when nothing else was printed for this time.
@@ -144,15 +144,15 @@ class Log:
         pass
 
 
-def screen(display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> Screen | None:
+def find_screen(display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> Screen | None:
     """Return the screen for progress; None: nowhere, because of `display`, the settings, or for lack of a screen."""
     if display is ProgressDisplay.OFF or not Settings.read().status_line:
         return None
-    front_end = None if os.environ.get("CI") else _front_end()
+    front_end = None if os.environ.get("CI") else _find_front_end()
     return Log() if front_end is None and display is ProgressDisplay.ANYWHERE else front_end
 
 
-def _front_end() -> Screen | None:
+def _find_front_end() -> Screen | None:
     """Return a notebook or a terminal; None in a pipe or a file."""
     ipython = sys.modules.get("IPython")
     if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
@@ -183,10 +183,10 @@ class StatusLine:
         self._over = False
 
     @classmethod
-    def on_screen(cls, size: int, display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> StatusLine | None:
+    def open_on_screen(cls, size: int, display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> StatusLine | None:
         """Make a status line where there is a screen; None elsewhere."""
-        where = screen(display)
-        return None if where is None else cls(where, size)
+        target = find_screen(display)
+        return None if target is None else cls(target, size)
 
     def note(self, rank: int, progress: Progress) -> None:
         """Record a rank's progress report."""
@@ -206,7 +206,7 @@ class StatusLine:
             self._quiet_since = time.monotonic()
         if self._shown:
             self._shown = False
-            self._do(self._screen.hide)
+            self._try(self._screen.hide)
 
     def draw(self, begun: Collection[int]) -> None:
         """Draw the line; called now and then when nothing is being printed.
@@ -217,29 +217,29 @@ class StatusLine:
         now = time.monotonic()
         if self._over or now - self._quiet_since < self._screen.interval:
             return
-        training = self._training.state(self._reports)
+        training = self._training.update_state(self._reports)
         if training is None and self._screen.only_training:
             return
         self._quiet_since, self._shown = now, True
         since = {rank: now - came for rank, came in self._came.items()}
-        text = status_text(self._size, begun, self._reports, since, training)
-        html = "" if training is None else self._training.html(training, text)
-        self._do(lambda: self._screen.draw(text, html))
+        text = format_status(self._size, begun, self._reports, since, training)
+        html = "" if training is None else self._training.to_html(training, text)
+        self._try(lambda: self._screen.draw(text, html))
 
     def close(self) -> None:
         """Remove the line permanently. Idempotent."""
         if not self._over:
             self._over = True
-            self._do(self._screen.close)
+            self._try(self._screen.close)
 
-    def _do(self, what: Any) -> None:
+    def _try(self, call: Any) -> None:
         try:
-            what()
+            call()
         except Exception:  # after any error of the screen: the job continues without the line
             self._over = True
 
 
-def status_text(
+def format_status(
     size: int,
     begun: Collection[int],
     reports: Mapping[int, Sequence[Progress]],
@@ -255,16 +255,16 @@ def status_text(
         since: by rank, how many seconds ago the newest of them arrived.
         training: of an estimator; None: the ranks run another program.
     """
-    ranks, waits = f"{len(begun)} of {size} ranks up", _waits(size, reports, since)
+    ranks, waits = f"{len(begun)} of {size} ranks up", _format_waits(size, reports, since)
     if training is None:
-        parts = [ranks, _rates(reports), waits]
+        parts = [ranks, _format_rates(reports), waits]
     else:
-        now, last_epoch = training_text(training)
+        now, last_epoch = format_training(training)
         parts = [ranks if len(begun) < size else "", now, waits, last_epoch]
     return printable("; ".join(filter(None, parts)))
 
 
-def _rates(reports: Mapping[int, Sequence[Progress]]) -> str:
+def _format_rates(reports: Mapping[int, Sequence[Progress]]) -> str:
     steps = any(history[-1].steps for history in reports.values())
     rates = []
     for rank, history in reports.items():
@@ -281,7 +281,7 @@ def _rates(reports: Mapping[int, Sequence[Progress]]) -> str:
     return f"{slow:.3g} {unit} (rank {slowest}) to {fast:.3g}"
 
 
-def _waits(size: int, reports: Mapping[int, Sequence[Progress]], since: Mapping[int, float]) -> str:
+def _format_waits(size: int, reports: Mapping[int, Sequence[Progress]], since: Mapping[int, float]) -> str:
     """Return for whom the others wait: the ranks that do not wait themselves, while some do."""
     waiting = {rank: history[-1].waiting + since[rank] for rank, history in reports.items() if history[-1].waiting}
     busy = [rank for rank in range(size) if rank not in waiting]

@@ -30,16 +30,16 @@ _MOST_JOINED_BYTES = 200 << 20
 
 
 class _Engine(Protocol):
-    def timeline_start(self, path: str, mark_cycles: bool) -> None: ...
-    def timeline_stop(self) -> None: ...
+    def start_timeline(self, path: str, mark_cycles: bool) -> None: ...
+    def stop_timeline(self) -> None: ...
 
 
-def path_at_init(setting: str) -> str | None:
+def get_path_at_init(setting: str) -> str | None:
     """Return the timeline that HOROVOD_TIMELINE asks ``init()`` for: None when it is unset or DYNAMIC."""
     return None if setting in {"", DYNAMIC} else setting
 
 
-def file_of(path: str | os.PathLike[str], rank: int, process_set: int = 0) -> str:
+def make_rank_path(path: str | os.PathLike[str], rank: int, process_set: int = 0) -> str:
     """Return the file that a rank writes for the timeline `path`; `path` itself is rank 0's of the whole job.
 
     Args:
@@ -74,7 +74,7 @@ def start(
     """
     if not os.fspath(path):
         raise ValueError("The timeline needs a path; got ''.")
-    file = os.path.abspath(file_of(path, rank, process_set))
+    file = os.path.abspath(make_rank_path(path, rank, process_set))
     is_new = not os.path.exists(file)
     try:
         refuse_foreign(file)
@@ -84,7 +84,7 @@ def start(
     except OSError as error:
         raise HorovodInternalError(f"the timeline {file} cannot be created: {error.strerror}") from error
     try:
-        engine.timeline_start(file, mark_cycles)
+        engine.start_timeline(file, mark_cycles)
     except Exception:
         if is_new:  # one is being written already
             os.unlink(file)
@@ -94,12 +94,12 @@ def start(
 
 def stop(engine: _Engine) -> None:
     """Complete the file, after which it is valid JSON. Does nothing when none is being written."""
-    engine.timeline_stop()
+    engine.stop_timeline()
 
 
-def files_now(path: str | os.PathLike[str]) -> dict[Path, tuple[int, int, int]]:
+def snapshot_files(path: str | os.PathLike[str]) -> dict[Path, tuple[int, int, int]]:
     """Return the existing files of a timeline, and what changes when one is written: for `join`."""
-    return {file: _state_of(file) for file in _files(Path(path))}
+    return {file: _get_state(file) for file in _find_files(Path(path))}
 
 
 def join(
@@ -117,7 +117,7 @@ def join(
         Why they were not merged, for the user; empty where they were, or where there is nothing to merge.
     """
     target = Path(path)
-    written = {file: rank for file, rank in _files(target).items() if _state_of(file) != before.get(file)}
+    written = {file: rank for file, rank in _find_files(target).items() if _get_state(file) != before.get(file)}
     files = [file for file, rank in written.items() if rank < size and file != target]
     if not files or target not in written:
         return ""
@@ -138,19 +138,19 @@ def join(
     return ""
 
 
-def _files(target: Path) -> dict[Path, int]:
+def _find_files(target: Path) -> dict[Path, int]:
     """Return the existing files of all ranks, with their ranks, in the order of their names."""
     pattern = re.compile(rf"{re.escape(target.stem)}(?:\.set\d+)?(?:\.rank(\d+))?{re.escape(target.suffix)}")
     matches = ((file, pattern.fullmatch(file.name)) for file in sorted(target.parent.glob("*")))
     return {file: int(match[1] or 0) for file, match in matches if match is not None and file.is_file()}
 
 
-def _state_of(file: Path) -> tuple[int, int, int]:
+def _get_state(file: Path) -> tuple[int, int, int]:
     status = file.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line of ``timeline``."""
     command_line = argparse.ArgumentParser(
         prog="python -m spark_estimator timeline", description="Work with timelines."
@@ -173,7 +173,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``python -m spark_estimator timeline``: return 0, 1 when files can't be used, 2 when the arguments can't."""
-    arguments = parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         notes = merge(arguments.out, arguments.files)
     except TraceError as error:

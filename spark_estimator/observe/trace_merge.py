@@ -64,7 +64,7 @@ class _Clock:
     drift: float = 0.0
     origin: float = 0.0
 
-    def aligned(self, time: _Times) -> _Times:
+    def align(self, time: _Times) -> _Times:
         return time - self.offset - self.drift * (time - self.origin)
 
 
@@ -81,7 +81,7 @@ class _Lines:
         self.complete = False
         self.broken = 0
 
-    def events(self, containing: bytes = b"") -> Iterator[dict[str, Any]]:
+    def read_events(self, containing: bytes = b"") -> Iterator[dict[str, Any]]:
         """Yield the events whose line has these bytes. Raises TraceError when the file cannot be read."""
         try:
             with open(self.path, "rb") as file:
@@ -119,10 +119,10 @@ def merge(out: Path, files: Sequence[Path]) -> list[str]:
     """
     if any(file.exists() and out.exists() and file.samefile(out) for file in files):
         raise TraceError(f"{out} is both the output and an input; the output comes first.")
-    if out.exists() and _is_a_ranks(out):
+    if out.exists() and _is_rank_trace(out):
         raise TraceError(f"{out} would be overwritten, but it is a rank's timeline; the output comes first.")
     notes = [f"{file}: skipped, it is empty" for file in files if _is_empty(file)]
-    traces = [_describe(file) for file in files if not _is_empty(file)]
+    traces = [_read_head(file) for file in files if not _is_empty(file)]
     if not traces:
         raise TraceError("all files are empty.")
     _check_one_job(traces)
@@ -155,9 +155,9 @@ def _is_empty(path: Path) -> bool:
         raise TraceError(f"{path} can't be read: {error.strerror}.") from None
 
 
-def _describe(path: Path) -> _Trace:
+def _read_head(path: Path) -> _Trace:
     """Read a file's first event, which names its rank."""
-    first = next(_Lines(path).events(), {})
+    first = next(_Lines(path).read_events(), {})
     try:
         facts = first["args"]["spark_estimator"]
         if facts["format"] != _FORMAT:
@@ -177,9 +177,9 @@ def _describe(path: Path) -> _Trace:
         ) from None
 
 
-def _is_a_ranks(path: Path) -> bool:
+def _is_rank_trace(path: Path) -> bool:
     try:
-        _describe(path)
+        _read_head(path)
     except TraceError:
         return False
     return True
@@ -202,7 +202,7 @@ def _check_one_job(traces: Iterable[_Trace]) -> None:
 def _note_ends(trace: _Trace) -> None:
     """Note the end of every op that succeeded; names of one fused op share a sequence number, the last one counts."""
     sequences, ends, together = array("q"), array("d"), array("b")
-    for event in _Lines(trace.path).events(containing=b'"sequence":'):
+    for event in _Lines(trace.path).read_events(containing=b'"sequence":'):
         try:
             arguments = event["args"]
             if "outcome" in arguments or event["name"].startswith("NEGOTIATE_"):
@@ -233,9 +233,9 @@ def _align(traces: Sequence[_Trace]) -> dict[int, _Clock]:
         for trace in traces:
             if trace.rank in clocks:
                 continue
-            for known in traces:
-                if known.rank in clocks and known.process_set == trace.process_set:
-                    clock = _compare(trace, known, clocks[known.rank])
+            for other in traces:
+                if other.rank in clocks and other.process_set == trace.process_set:
+                    clock = _compare(trace, other, clocks[other.rank])
                     if clock is not None:
                         clocks[trace.rank] = clock
                         progress = True
@@ -247,15 +247,15 @@ def _align(traces: Sequence[_Trace]) -> dict[int, _Clock]:
     return clocks
 
 
-def _compare(trace: _Trace, known: _Trace, known_clock: _Clock) -> _Clock | None:
-    common, of_trace, of_known = np.intersect1d(
-        trace.sequences, known.sequences, assume_unique=True, return_indices=True
+def _compare(trace: _Trace, other: _Trace, other_clock: _Clock) -> _Clock | None:
+    common, of_trace, of_other = np.intersect1d(
+        trace.sequences, other.sequences, assume_unique=True, return_indices=True
     )
     if not common.size:
         return None
     own_ends = trace.ends[of_trace]
-    theirs = known.ends[of_known]
-    differences = own_ends - known_clock.aligned(theirs)
+    theirs = other.ends[of_other]
+    differences = own_ends - other_clock.align(theirs)
     offset = float(np.median(differences))
     scatter = float(np.median(np.abs(differences - offset)))
     drift, origin = 0.0, 0.0
@@ -263,21 +263,21 @@ def _compare(trace: _Trace, known: _Trace, known_clock: _Clock) -> _Clock | None
         half = common.size // 2
         change = float(np.median(differences[half:]) - np.median(differences[:half]))
         span = float(np.median(own_ends[half:]) - np.median(own_ends[:half]))
-        rest = min(_scatter(differences[:half]), _scatter(differences[half:]))
+        rest = min(_compute_scatter(differences[:half]), _compute_scatter(differences[half:]))
         if span > 0 and abs(change) > 3 * rest and abs(change) <= _MOST_DRIFT * span:
             drift, origin = change / span, float(np.median(own_ends))
             offset = float(np.median(differences - drift * (own_ends - origin)))
             scatter = float(np.median(np.abs(differences - offset - drift * (own_ends - origin))))
-    text = f"clock {offset / 1e3:+.3f} ms against rank {known.rank}'s"
-    if known_clock.description != "the reference":
-        text = f"clock {offset / 1e3:+.3f} ms against the reference, via rank {known.rank}"
+    text = f"clock {offset / 1e3:+.3f} ms against rank {other.rank}'s"
+    if other_clock.description != "the reference":
+        text = f"clock {offset / 1e3:+.3f} ms against the reference, via rank {other.rank}"
     if drift:
         text += f", drifting {drift * 1e6:+.1f} us a second"
     text += f" ({common.size} common op{'s' * (common.size > 1)}, half of them within {scatter:.1f} us)"
     return _Clock(offset, text, drift, origin)
 
 
-def _scatter(values: NDArray[np.float64]) -> float:
+def _compute_scatter(values: NDArray[np.float64]) -> float:
     return float(np.median(np.abs(values - np.median(values))))
 
 
@@ -293,31 +293,31 @@ def _write(file: IO[str], traces: Sequence[_Trace], clocks: dict[int, _Clock]) -
             head = [("process_name", about), ("process_sort_index", {"sort_index": trace.rank})]
             for name, arguments in head:
                 event = {"ph": "M", "name": name, "pid": trace.rank, "args": arguments}
-                file.write(("" if len(named) == 1 and name == "process_name" else ",\n") + _line(event))
+                file.write(("" if len(named) == 1 and name == "process_name" else ",\n") + _format_event(event))
         lines = _Lines(trace.path)
         count, dropped = 0, 0
-        for event in lines.events():
+        for event in lines.read_events():
             if event["name"] in {"process_name", "process_sort_index"}:
-                dropped += _dropped(event)
+                dropped += _count_dropped(event)
                 continue
             try:
                 _move(event, trace, clocks[trace.rank])
-                line = _line(event)
+                line = _format_event(event)
             except (KeyError, TypeError, ValueError, OverflowError):
                 lines.broken += 1
                 continue
             count += event["ph"] != "M"
             file.write(",\n" + line)
-        notes.append(_summary(trace, clocks[trace.rank], lines, count, dropped))
+        notes.append(_summarize(trace, clocks[trace.rank], lines, count, dropped))
     file.write("\n]\n")
     return notes
 
 
-def _line(event: dict[str, Any]) -> str:
+def _format_event(event: dict[str, Any]) -> str:
     return json.dumps(event, separators=(",", ":"), allow_nan=False)
 
 
-def _dropped(event: dict[str, Any]) -> int:
+def _count_dropped(event: dict[str, Any]) -> int:
     try:
         return int(event["args"]["spark_estimator_end"]["dropped_events"])
     except (KeyError, TypeError, ValueError):
@@ -329,12 +329,12 @@ def _move(event: dict[str, Any], trace: _Trace, clock: _Clock) -> None:
     event["pid"] = trace.rank
     event["tid"] = _ROWS_A_SET * trace.process_set + int(event["tid"])
     if event["ph"] != "M":
-        event["ts"] = round(clock.aligned(float(event["ts"])), 3)
+        event["ts"] = round(clock.align(float(event["ts"])), 3)
     elif trace.process_set:
         event["args"]["name"] = f"set {trace.process_set}: {event['args']['name']}"
 
 
-def _summary(trace: _Trace, clock: _Clock, lines: _Lines, count: int, dropped: int) -> str:
+def _summarize(trace: _Trace, clock: _Clock, lines: _Lines, count: int, dropped: int) -> str:
     of_set = f", process set {trace.process_set}" if trace.process_set else ""
     text = f"rank {trace.rank}{of_set}: {trace.path}, {count} events, {clock.description}"
     if not lines.complete:

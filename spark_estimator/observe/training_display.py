@@ -37,7 +37,7 @@ class TrainingState:
     @property
     def epochs_done(self) -> float:
         """Return the epochs that are done, with the current one's share."""
-        return _epochs_done(self.report)
+        return _count_epochs_done(self.report)
 
 
 class TrainingDisplay:
@@ -52,13 +52,13 @@ class TrainingDisplay:
         if progress.training is not None:
             self._first.setdefault(rank, progress)
 
-    def state(self, reports: Mapping[int, Sequence[Progress]]) -> TrainingState | None:
+    def update_state(self, reports: Mapping[int, Sequence[Progress]]) -> TrainingState | None:
         """Return the state to show; None: no rank has reported a training.
 
         Args:
             reports: by rank, its last progress reports, the oldest first; `note` has recorded all of them.
         """
-        state = training_state(reports, self._first)
+        state = merge_reports(reports, self._first)
         if state is not None and state.loss is not None and state.report.part == TRAIN:
             sample = state.epochs_done, state.loss
             if self._samples and int(self._samples[-1][0]) != int(sample[0]):
@@ -67,7 +67,7 @@ class TrainingDisplay:
                 self._samples.append(sample)
         return state
 
-    def html(self, state: TrainingState, text: str) -> str:
+    def to_html(self, state: TrainingState, text: str) -> str:
         """Return the text, a bar and the loss curve, for a notebook.
 
         Args:
@@ -76,11 +76,11 @@ class TrainingDisplay:
         """
         epochs = state.report.epochs
         bar = f'<progress style="width:{_WIDTH}px" max="{epochs}" value="{state.epochs_done:.4f}"></progress><br>'
-        curve = loss_curve(state.report.points, list(self._samples), epochs)
+        curve = draw_loss_curve(state.report.points, list(self._samples), epochs)
         return f'<div style="font-family:monospace">{bar if epochs else ""}{html.escape(text)}<br>{curve}</div>'
 
 
-def training_state(reports: Mapping[int, Sequence[Progress]], first: Mapping[int, Progress]) -> TrainingState | None:
+def merge_reports(reports: Mapping[int, Sequence[Progress]], first: Mapping[int, Progress]) -> TrainingState | None:
     """Merge all ranks' reports into one state; None: no rank trains.
 
     Args:
@@ -104,16 +104,16 @@ def training_state(reports: Mapping[int, Sequence[Progress]], first: Mapping[int
     seconds_left = None
     for rank, history in histories.items():
         if history[-1][1] is behind and rank in first:
-            seconds_left = _seconds_left(first[rank], history[-1][0], behind)
+            seconds_left = _compute_seconds_left(first[rank], history[-1][0], behind)
     return TrainingState(
         report=shown,
         loss=sum(loss * count for loss, count in weighed) / rows if rows else None,
-        rows_per_second=_rows_per_second(histories.values()),
+        rows_per_second=_compute_rows_per_second(histories.values()),
         seconds_left=seconds_left,
     )
 
 
-def training_text(state: TrainingState) -> tuple[str, str]:
+def format_training(state: TrainingState) -> tuple[str, str]:
     """Return (where the training is, what the last epoch that has ended gave or ""), for the status line."""
     report = state.report
     of_epochs = f"/{report.epochs}" if report.epochs else ""
@@ -126,7 +126,7 @@ def training_text(state: TrainingState) -> tuple[str, str]:
     if state.rows_per_second is not None:
         parts.append(f"{state.rows_per_second:,.0f} rows/s")
     if state.seconds_left is not None:
-        parts.append(f"ETA {clock(state.seconds_left)}")
+        parts.append(f"ETA {format_clock(state.seconds_left)}")
     if state.loss is not None:
         parts.append(f"{'loss' if report.part == TRAIN else 'val_loss'} {state.loss:.4g}")
     averages = ", ".join(f"{name} {value:.4g}" for name, value in report.averages.items())
@@ -134,14 +134,14 @@ def training_text(state: TrainingState) -> tuple[str, str]:
     return ", ".join(parts), f"epoch {ended}: {averages}" if averages else ""
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Format seconds as 0:05, 12:34 or 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def loss_curve(points: Sequence[Point], samples: Sequence[tuple[float, float]], epochs: int) -> str:
+def draw_loss_curve(points: Sequence[Point], samples: Sequence[tuple[float, float]], epochs: int) -> str:
     """Draw the losses over the epochs as SVG; "" with fewer than two numbers.
 
     Args:
@@ -150,9 +150,9 @@ def loss_curve(points: Sequence[Point], samples: Sequence[tuple[float, float]], 
         epochs: number of epochs; 0: unknown.
     """
     train = [(float(epoch), loss) for epoch, loss, _ in points]
-    held = [(float(epoch), loss) for epoch, _, loss in points if loss is not None]
-    lines = [(_finite(train), _TRAIN_COLOUR, ""), (_finite(held), _VALIDATION_COLOUR, "")]
-    lines.append((_finite(samples), _TRAIN_COLOUR, ' stroke-dasharray="3 2"'))
+    validation = [(float(epoch), loss) for epoch, _, loss in points if loss is not None]
+    lines = [(_select_finite(train), _TRAIN_COLOUR, ""), (_select_finite(validation), _VALIDATION_COLOUR, "")]
+    lines.append((_select_finite(samples), _TRAIN_COLOUR, ' stroke-dasharray="3 2"'))
     numbers = [place for line, _, _ in lines for place in line]
     if len(numbers) < 2:
         return ""
@@ -160,16 +160,16 @@ def loss_curve(points: Sequence[Point], samples: Sequence[tuple[float, float]], 
     low, high = min(y for _, y in numbers), max(y for _, y in numbers)
     span = (high - low) or 1.0
 
-    def drawn(line: Sequence[tuple[float, float]], colour: str, style: str) -> str:
-        places = [(x / right * (_WIDTH - 2) + 1, (high - y) / span * (_HEIGHT - 2) + 1) for x, y in line]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colour}"/>' for x, y in places)
+    def draw(line: Sequence[tuple[float, float]], colour: str, style: str) -> str:
+        points = [(x / right * (_WIDTH - 2) + 1, (high - y) / span * (_HEIGHT - 2) + 1) for x, y in line]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colour}"/>' for x, y in points)
         polyline = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{style}/>'
         return polyline if style else polyline + dots
 
-    picture = "".join(drawn(line, colour, style) for line, colour, style in lines if line)
+    picture = "".join(draw(line, colour, style) for line, colour, style in lines if line)
     legend = f'<span style="color:{_TRAIN_COLOUR}">loss</span>'
-    if held:
+    if validation:
         legend += f' <span style="color:{_VALIDATION_COLOUR}">validation loss</span>'
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" style="border:1px solid #8888">{picture}</svg><br>'
@@ -177,18 +177,18 @@ def loss_curve(points: Sequence[Point], samples: Sequence[tuple[float, float]], 
     )
 
 
-def _finite(line: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def _select_finite(line: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(x, y) for x, y in line if math.isfinite(y)]
 
 
-def _epochs_done(report: TrainingReport) -> float:
+def _count_epochs_done(report: TrainingReport) -> float:
     if report.part != TRAIN:
         return float(report.epoch)
     # Below 1: the epoch has not ended, and its number must not become the next one's.
     return report.epoch - 1 + (min(report.step / report.steps, 0.999) if report.steps else 0.0)
 
 
-def _rows_per_second(histories: Iterable[Sequence[tuple[float, TrainingReport]]]) -> float | None:
+def _compute_rows_per_second(histories: Iterable[Sequence[tuple[float, TrainingReport]]]) -> float | None:
     """Return the rate of all ranks; None while one of them has reported only once."""
     total = 0.0
     for history in histories:
@@ -199,8 +199,8 @@ def _rows_per_second(histories: Iterable[Sequence[tuple[float, TrainingReport]]]
     return total
 
 
-def _seconds_left(first: Progress, at: float, report: TrainingReport) -> float | None:
+def _compute_seconds_left(first: Progress, at: float, report: TrainingReport) -> float | None:
     assert first.training is not None
-    done = _epochs_done(report) - _epochs_done(first.training)
-    left = report.epochs - _epochs_done(report)
+    done = _count_epochs_done(report) - _count_epochs_done(first.training)
+    left = report.epochs - _count_epochs_done(report)
     return (at - first.at) * left / done if report.epochs and done > 0 and left >= 0 else None

@@ -135,7 +135,7 @@ class TrainingMeter:
             self._now = position, step, self._rows, loss, loss_rows
             self._before_validation = None
 
-    def step_done(self, rows: int, loss: float | None) -> None:
+    def end_step(self, rows: int, loss: float | None) -> None:
         """Count a finished batch.
 
         Args:
@@ -151,7 +151,7 @@ class TrainingMeter:
             self._now = position, step + 1, total + rows, loss, loss_rows + rows
         (epoch, part, steps), done, _, mean, counted = self._now
         if self._recorder is not None and part == TRAIN:
-            self._recorder.step_done(epoch - 1, done, steps, counted, mean)
+            self._recorder.end_step(epoch - 1, done, steps, counted, mean)
 
     def end_epoch(self, averages: Mapping[str, Any]) -> None:
         """End an epoch.
@@ -161,10 +161,16 @@ class TrainingMeter:
                 reported; values that are not numbers are left out.
         """
         numbers = {name: float(value) for name, value in averages.items() if isinstance(value, (int, float))}
-        self._averages = {name[:_MAX_NAME]: _short(numbers[name]) for name in list(numbers)[:_MAX_AVERAGES]}
-        loss, held = numbers.get("loss", math.nan), numbers.get("val_loss", math.nan)
+        self._averages = {name[:_MAX_NAME]: _round_digits(numbers[name]) for name in list(numbers)[:_MAX_AVERAGES]}
+        loss, validation_loss = numbers.get("loss", math.nan), numbers.get("val_loss", math.nan)
         if self._now is not None and math.isfinite(loss):
-            self._points.append((self._now[0][0], _short(loss), _short(held) if math.isfinite(held) else None))
+            self._points.append(
+                (
+                    self._now[0][0],
+                    _round_digits(loss),
+                    _round_digits(validation_loss) if math.isfinite(validation_loss) else None,
+                )
+            )
 
     def report(self) -> TrainingReport | None:
         """Return the counts as they are now; None before the first epoch."""
@@ -180,7 +186,7 @@ class TrainingMeter:
             step=step,
             steps=steps,
             rows=rows,
-            loss=None if loss is None else _short(float(loss)),
+            loss=None if loss is None else _round_digits(float(loss)),
             loss_rows=loss_rows,
             averages=self._averages,
             points=tuple(points[::-every][::-1]),  # the last one always
@@ -191,7 +197,7 @@ class TrainingMeter:
         return 0 if self._now is None else self._now[2]
 
 
-def _short(value: float) -> float:
+def _round_digits(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 

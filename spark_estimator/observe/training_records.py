@@ -47,7 +47,7 @@ class StepRecorder:
         """
         self._counted = None if step else (0, 0.0)
 
-    def step_done(self, epoch: int, step: int, steps: int, rows: int, loss: float | None) -> None:
+    def end_step(self, epoch: int, step: int, steps: int, rows: int, loss: float | None) -> None:
         """Count a finished batch, and send a record if it is due.
 
         Args:

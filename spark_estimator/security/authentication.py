@@ -99,7 +99,7 @@ def connect(
         raise ValueError(f"context has {len(context)} bytes; at most {MAX_CONTEXT_BYTES} fit.")
     with _Exchange(sock, timeout) as exchange:
         exchange.failure = NotReadyError
-        half = _Half.fresh(encrypted)
+        half = _Half.make(encrypted)
         hello = _HELLO.pack(_MAGIC, _CONNECTOR, half.flags, len(context), context, half.share)
         exchange.send(hello)
         challenge = exchange.receive(_CHALLENGE.size, _MAGIC)
@@ -109,15 +109,15 @@ def connect(
         if role.rstrip(b"\x00") != _ACCEPTOR:
             raise AuthenticationError("the other end answered with the wrong role: it is not an acceptor")
         half.require_agreement(flags)
-        exchange.send(_proof(key, _CONNECTOR, hello, challenge))
+        exchange.send(_compute_proof(key, _CONNECTOR, hello, challenge))
         answer = exchange.receive(_PROOF_BYTES)
         if answer == BUSY:
             raise NotReadyError("the other end is busy with other connections")
-        if hmac.compare_digest(answer, _proof(key, _REFUSER, hello, challenge)):
+        if hmac.compare_digest(answer, _compute_proof(key, _REFUSER, hello, challenge)):
             raise RefusedError("the other end refused this connection, because it serves another job, rank or round")
-        if not hmac.compare_digest(answer, _proof(key, _ACCEPTOR, hello, challenge)):
+        if not hmac.compare_digest(answer, _compute_proof(key, _ACCEPTOR, hello, challenge)):
             raise AuthenticationError("the other end does not hold this job's key")
-    return half.session(key, flags, share, hello + challenge, connector=True)
+    return half.derive_session(key, flags, share, hello + challenge, connector=True)
 
 
 def dial(
@@ -226,26 +226,26 @@ class Acceptor:
         if role != _CONNECTOR or length > MAX_CONTEXT_BYTES:
             raise AuthenticationError("the connector sent a malformed hello")
         self._hello, self.context = hello, context[:length]
-        self._half = _Half.fresh(self._encrypted)
+        self._half = _Half.make(self._encrypted)
         self._challenge = _CHALLENGE.pack(_MAGIC, _ACCEPTOR, self._half.flags, self._half.share)
         self.state = AcceptState.PROOF
         return self._challenge
 
     def _take_proof(self, proof: bytes) -> bytes:
-        if not hmac.compare_digest(proof, _proof(self._key, _CONNECTOR, self._hello, self._challenge)):
+        if not hmac.compare_digest(proof, _compute_proof(self._key, _CONNECTOR, self._hello, self._challenge)):
             raise AuthenticationError("the connector does not hold this job's key")
         _, _, flags, _, _, share = _HELLO.unpack(self._hello)
         assert self._half is not None
         self._half.require_agreement(flags)
-        session = self._half.session(self._key, flags, share, self._hello + self._challenge, connector=False)
+        session = self._half.derive_session(self._key, flags, share, self._hello + self._challenge, connector=False)
         try:
             if self._approve is not None:
                 self._approve(self.context)
         except AuthenticationError as error:
             self.state, self.refusal = AcceptState.REFUSED, error
-            return _proof(self._key, _REFUSER, self._hello, self._challenge)
+            return _compute_proof(self._key, _REFUSER, self._hello, self._challenge)
         self.state, self.session = AcceptState.ACCEPTED, session
-        return _proof(self._key, _ACCEPTOR, self._hello, self._challenge)
+        return _compute_proof(self._key, _ACCEPTOR, self._hello, self._challenge)
 
 
 def accept(
@@ -289,7 +289,7 @@ class _Half:
     pair: KeyPair | None
 
     @classmethod
-    def fresh(cls, encrypted: bool) -> _Half:
+    def make(cls, encrypted: bool) -> _Half:
         if not encrypted:
             return cls(0, secrets.token_bytes(32), None)
         pair = KeyPair()
@@ -304,7 +304,7 @@ class _Half:
                 "value for the whole job"
             )
 
-    def session(
+    def derive_session(
         self, key: bytes, peer_flags: int, peer_share: bytes, transcript: bytes, *, connector: bool
     ) -> Session | None:
         """Derive the secrets, once the peer has proved that flags and shares of both are as they were sent."""
@@ -312,7 +312,7 @@ class _Half:
             return None
         both_fast = self.flags & peer_flags & _FAST_AES
         cipher = Cipher.AES_128_GCM if both_fast else Cipher.CHACHA20_POLY1305
-        return derive(key, self.pair.shared_secret(peer_share), transcript, cipher, connector=connector)
+        return derive(key, self.pair.derive_shared_secret(peer_share), transcript, cipher, connector=connector)
 
 
 def _require_prefix(received: bytes, prefix: bytes) -> None:
@@ -321,7 +321,7 @@ def _require_prefix(received: bytes, prefix: bytes) -> None:
         raise AuthenticationError(f"the other end uses another protocol; its first bytes are {received[:8]!r}")
 
 
-def _proof(key: bytes, role: bytes, hello: bytes, challenge: bytes) -> bytes:
+def _compute_proof(key: bytes, role: bytes, hello: bytes, challenge: bytes) -> bytes:
     return hmac.digest(key, role.ljust(8, b"\x00") + hello + challenge, "sha256")
 
 
@@ -386,7 +386,7 @@ class _Exchange:
         self._sock.settimeout(remaining)
 
 
-def peer_credentials(sock: socket.socket) -> tuple[int, int] | None:
+def get_peer_credentials(sock: socket.socket) -> tuple[int, int] | None:
     """Return (process id, user id) at the other end of a connected Unix socket; None where the kernel has none."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
@@ -397,6 +397,6 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int] | None:
 
 def require_same_user(sock: socket.socket) -> None:
     """Raise AuthenticationError when the other end of a connected Unix socket belongs to another user."""
-    credentials = peer_credentials(sock)
+    credentials = get_peer_credentials(sock)
     if credentials is not None and credentials[1] != os.getuid():
         raise AuthenticationError(f"the other end runs as user {credentials[1]}, this process as user {os.getuid()}")

@@ -16,9 +16,9 @@ from ctypes import c_int64, c_void_p
 from spark_estimator import _native
 from spark_estimator._native import Status
 from spark_estimator.errors import AuthenticationError, EncryptionUnavailableError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.reader_thread import ReaderThread
-from spark_estimator.security.encryption import Session, libcrypto_path
+from spark_estimator.security.encryption import Session, find_libcrypto
 
 RECORD_BYTES = 64 << 10
 RECORD_OVERHEAD = 20
@@ -27,7 +27,7 @@ _TUNNEL_BYTES = 256 << 10
 _LAST_BYTES_SECONDS = 2.0
 _ENDING_SECONDS = 1.0
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class Sealer:
@@ -37,7 +37,7 @@ class Sealer:
         handle = c_void_p()
         _check(
             _native.library().se_sealer_create(
-                libcrypto_path().encode(), session.cipher, session.send, ctypes.byref(handle)
+                find_libcrypto().encode(), session.cipher, session.send, ctypes.byref(handle)
             )
         )
         self._handle = handle
@@ -60,7 +60,7 @@ class Opener:
         handle = c_void_p()
         _check(
             _native.library().se_opener_create(
-                libcrypto_path().encode(), session.cipher, session.receive, ctypes.byref(handle)
+                find_libcrypto().encode(), session.cipher, session.receive, ctypes.byref(handle)
             )
         )
         self._handle = handle
@@ -81,17 +81,17 @@ class Opener:
             self._handle, bytes(self._pending), size, data, ctypes.byref(taken), ctypes.byref(opened)
         )
         if status != Status.OK:
-            raise AuthenticationError(f"the connection ended: {_native.last_error()}")
+            raise AuthenticationError(f"the connection ended: {_native.get_last_error()}")
         del self._pending[: taken.value]
         return data.raw[: opened.value]
 
 
-def sealing(session: Session | None) -> Callable[[bytes], bytes]:
+def make_sealer(session: Session | None) -> Callable[[bytes], bytes]:
     """Make a function that returns the bytes to send for its data; without a session, the data itself."""
     return bytes if session is None else Sealer(session).seal
 
 
-def opening(session: Session | None) -> Callable[[bytes], bytes]:
+def make_opener(session: Session | None) -> Callable[[bytes], bytes]:
     """Make a function that returns the data of received bytes, as `Opener.open`; without a session, these bytes."""
     return bytes if session is None else Opener(session).open
 
@@ -159,7 +159,7 @@ class _Tunnel:
 _tunnels: weakref.WeakSet[_Tunnel] = weakref.WeakSet()
 
 
-def tunnel(sock: socket.socket, session: Session | None, name: str) -> socket.socket:
+def open_tunnel(sock: socket.socket, session: Session | None, name: str) -> socket.socket:
     """Open a socket whose bytes are sent encrypted over `sock`, for code that reads and writes a plain descriptor.
 
     Args:
@@ -200,4 +200,4 @@ def _free_after(owner: object, free: Callable[[c_void_p], None], handle: c_void_
 
 def _check(status: int) -> None:
     if status != Status.OK:
-        raise EncryptionUnavailableError(f"connections can't be encrypted: {_native.last_error()}")
+        raise EncryptionUnavailableError(f"connections can't be encrypted: {_native.get_last_error()}")

@@ -59,19 +59,19 @@ class Session:
 
 
 @functools.cache
-def libcrypto_path() -> str:
+def find_libcrypto() -> str:
     """Return the absolute path of OpenSSL's libcrypto.
 
     Raises:
         EncryptionUnavailableError: there is none.
     """
-    linked = _linked_by_ssl()
+    linked = _find_linked_libcrypto()
     if linked is not None:
         return linked
-    for place in _PLACES:
+    for folder in _PLACES:
         for name in _NAMES:
-            if Path(place, name).exists():
-                return str(Path(place, name))
+            if Path(folder, name).exists():
+                return str(Path(folder, name))
     raise EncryptionUnavailableError(
         f"connections can't be encrypted on host {socket.gethostname()}: OpenSSL's libcrypto (1.1.1 or later) is "
         f"neither linked by this Python's ssl module nor in {', '.join(_PLACES)}. Install OpenSSL's library (Debian, "
@@ -85,15 +85,15 @@ class _SymbolPlace(ctypes.Structure):
     _fields_ = (("file", c_char_p), ("base", c_void_p), ("symbol", c_char_p), ("address", c_void_p))
 
 
-def _linked_by_ssl() -> str | None:
+def _find_linked_libcrypto() -> str | None:
     """Return the library in which Python's ssl module finds OpenSSL's functions; None: there is no file."""
-    place = _SymbolPlace()
+    symbol = _SymbolPlace()
     with suppress(ImportError, OSError, AttributeError):
         module = importlib.import_module("_ssl")
         # By the module's handle only the module and what it links are searched.
         function = ctypes.CDLL(getattr(module, "__file__", None)).OpenSSL_version_num
-        if ctypes.CDLL(None).dladdr(ctypes.cast(function, c_void_p), ctypes.byref(place)):
-            path = os.fsdecode(place.file or b"")
+        if ctypes.CDLL(None).dladdr(ctypes.cast(function, c_void_p), ctypes.byref(symbol)):
+            path = os.fsdecode(symbol.file or b"")
             if os.path.isabs(path):
                 ctypes.CDLL(path)  # OSError: it is the program itself, which has OpenSSL inside
                 return os.path.realpath(path)
@@ -102,12 +102,12 @@ def _linked_by_ssl() -> str | None:
 
 def check_encryption() -> None:
     """Raise EncryptionUnavailableError if this host can't encrypt connections: libcrypto is missing or unusable."""
-    _libcrypto()
+    _load_libcrypto()
 
 
 @functools.cache
-def _libcrypto() -> ctypes.CDLL:
-    path = libcrypto_path()
+def _load_libcrypto() -> ctypes.CDLL:
+    path = find_libcrypto()
     try:
         library = ctypes.CDLL(path)
         pointer = ctypes.POINTER(c_void_p)
@@ -146,7 +146,7 @@ class KeyPair:
     """
 
     def __init__(self) -> None:
-        library = _libcrypto()
+        library = _load_libcrypto()
         context = library.EVP_PKEY_CTX_new_id(_X25519, None)
         key = c_void_p()
         made = (
@@ -156,23 +156,23 @@ class KeyPair:
         )
         library.EVP_PKEY_CTX_free(context)
         if not made:
-            raise EncryptionUnavailableError(f"{libcrypto_path()} could not make an X25519 key.")
+            raise EncryptionUnavailableError(f"{find_libcrypto()} could not make an X25519 key.")
         self._key = key.value
         # Not at the end of the process, when a thread may be using it.
         weakref.finalize(self, library.EVP_PKEY_free, key.value).atexit = False
         buffer = ctypes.create_string_buffer(SHARE_BYTES)
         size = c_size_t(SHARE_BYTES)
         if library.EVP_PKEY_get_raw_public_key(self._key, buffer, ctypes.byref(size)) != 1:
-            raise EncryptionUnavailableError(f"{libcrypto_path()} could not give an X25519 public key.")
+            raise EncryptionUnavailableError(f"{find_libcrypto()} could not give an X25519 public key.")
         self.share = buffer.raw
 
-    def shared_secret(self, peer_share: bytes) -> bytes:
+    def derive_shared_secret(self, peer_share: bytes) -> bytes:
         """Derive the secret that both ends compute from their own key and the other's share; `SECRET_BYTES` bytes.
 
         Raises:
             AuthenticationError: `peer_share` is not a usable public key.
         """
-        library = _libcrypto()
+        library = _load_libcrypto()
         peer = library.EVP_PKEY_new_raw_public_key(_X25519, None, peer_share, len(peer_share))
         context = library.EVP_PKEY_CTX_new(self._key, None)
         secret = ctypes.create_string_buffer(SECRET_BYTES)

@@ -15,18 +15,18 @@ from spark_estimator.security.shared_folders import refuse_foreign
 _OWN_FILE, _OWN_FOLDER = 0o600, 0o700
 
 
-def of_new_file(folder: str) -> int:
+def choose_file_mode(folder: str) -> int:
     """Return the permissions of a new file in a folder."""
-    return _OWN_FILE | _group_bits(folder) & 0o060
+    return _OWN_FILE | _read_group_bits(folder) & 0o060
 
 
-def of_new_folder(parent: str) -> int:
+def choose_folder_mode(parent: str) -> int:
     """Return the permissions of a new folder in a folder."""
-    bits = _group_bits(parent)
+    bits = _read_group_bits(parent)
     return _OWN_FOLDER | bits | (stat.S_ISGID if bits else 0)
 
 
-def of_files_in(folder_mode: int) -> int:
+def choose_inner_file_mode(folder_mode: int) -> int:
     """Return the permissions of the files of a folder that is written and put in place as a whole."""
     return _OWN_FILE | folder_mode & 0o666
 
@@ -45,13 +45,13 @@ def opener(path: str, flags: int) -> int:
     except FileExistsError:
         refuse_foreign(path)  # it may just have appeared
         return os.open(path, flags, _OWN_FILE)
-    widen(descriptor, of_new_file(os.path.dirname(os.path.abspath(path))))
+    widen(descriptor, choose_file_mode(os.path.dirname(os.path.abspath(path))))
     return descriptor
 
 
 def make_folder(path: str) -> None:
     """Make one folder unless it exists."""
-    mode = of_new_folder(os.path.dirname(os.path.abspath(path)))
+    mode = choose_folder_mode(os.path.dirname(os.path.abspath(path)))
     try:
         os.mkdir(path, _OWN_FOLDER)
     except FileExistsError:
@@ -76,7 +76,7 @@ def widen(path: str | int, mode: int) -> None:
             os.chmod(path, mode)
 
 
-def _group_bits(folder: str) -> int:
+def _read_group_bits(folder: str) -> int:
     try:
         mode = os.stat(folder or ".").st_mode
     except OSError:

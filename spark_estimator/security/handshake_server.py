@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security.authentication import (
     BUSY,
     HANDSHAKE_TIMEOUT,
     Acceptor,
     AcceptState,
-    peer_credentials,
+    get_peer_credentials,
     require_same_user,
 )
 from spark_estimator.security.encryption import Session
@@ -35,7 +35,7 @@ _BATCH = 64
 _BACKLOG = 4096
 _PAUSE_SECONDS = 0.1
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class _Handshake:
@@ -97,7 +97,7 @@ class _Handshakes:
             self.evict()
         sock.setblocking(False)
         acceptor = Acceptor(self.key, self.approve, encrypted=self.encrypted and sock.family != socket.AF_UNIX)
-        handshake = _Handshake(sock, _origin(sock, address), acceptor, time.monotonic() + self.timeout)
+        handshake = _Handshake(sock, _describe_origin(sock, address), acceptor, time.monotonic() + self.timeout)
         self.in_progress[handshake.descriptor] = handshake
         self.poll.register(sock, select.POLLIN)
         if sock.family == socket.AF_UNIX:
@@ -211,7 +211,7 @@ class HandshakeServer:
         # poll, not epoll: an epoll descriptor is shared with forked children, and so is what they do to it.
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
-        capacity = _default_capacity() if capacity is None else capacity
+        capacity = _choose_capacity() if capacity is None else capacity
         self._handshakes = _Handshakes(
             key, admit, approve, timeout.total_seconds(), capacity, name, encrypted, self._poll
         )
@@ -262,7 +262,7 @@ class HandshakeServer:
     def _serve(self) -> None:
         resume_at = None  # when the listeners are polled again, after accept() has failed
         while True:
-            events = self._poll.poll(self._next_deadline(resume_at))
+            events = self._poll.poll(self._compute_wait(resume_at))
             if self._closed:
                 return
             for descriptor, _event in events:
@@ -286,7 +286,7 @@ class HandshakeServer:
             self._closed = True
             self._close_sockets()
 
-    def _next_deadline(self, resume_at: float | None) -> float | None:
+    def _compute_wait(self, resume_at: float | None) -> float | None:
         """Return the milliseconds until the oldest handshake's deadline or `resume_at`; None if there is neither."""
         deadlines = [] if resume_at is None else [resume_at]
         if self._handshakes.in_progress:
@@ -318,15 +318,15 @@ class HandshakeServer:
         return True
 
 
-def _default_capacity() -> int:
+def _choose_capacity() -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MAX_HANDSHAKES if limit == resource.RLIM_INFINITY else min(_MAX_HANDSHAKES, limit // _DESCRIPTOR_SHARE)
 
 
-def _origin(sock: socket.socket, address: object) -> str:
+def _describe_origin(sock: socket.socket, address: object) -> str:
     """Return the peer of a connection, as text for messages."""
     if sock.family == socket.AF_UNIX:
         with suppress(OSError):
-            credentials = peer_credentials(sock)
+            credentials = get_peer_credentials(sock)
             return "this host" if credentials is None else f"pid {credentials[0]} of this host"
     return f"{address[0]} port {address[1]}" if isinstance(address, tuple) else str(address)

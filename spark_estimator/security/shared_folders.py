@@ -25,53 +25,53 @@ def refuse_foreign(path: str) -> None:
         OSError: the path cannot be followed.
     """
     # The kernel goes up from where a link leads; abspath(), by which folders are made, from the link itself.
-    for way in {os.path.join(os.getcwd(), path), os.path.abspath(path)}:
-        _refuse_on(way, path)
+    for absolute in {os.path.join(os.getcwd(), path), os.path.abspath(path)}:
+        _refuse_on(absolute, path)
 
 
-def _refuse_on(way: str, path: str) -> None:
+def _refuse_on(absolute: str, path: str) -> None:
     """Follow an absolute path.
 
     Args:
         path: as the caller has named it.
     """
-    folder, remaining, links = os.sep, _parts(way), 0
-    strangers: set[int] = set()  # who have made a folder on the path in a shared one
+    folder, remaining, links = os.sep, _split(absolute), 0
+    foreign_users: set[int] = set()  # who have made a folder on the path in a shared one
     while remaining:
         name = remaining.pop(0)
         if name == os.pardir:
             folder = os.path.dirname(folder)
             continue
-        here = os.path.join(folder, name)
+        current = os.path.join(folder, name)
         try:
-            status, around = os.lstat(here), os.stat(folder)
+            status, around = os.lstat(current), os.stat(folder)
         except (FileNotFoundError, NotADirectoryError):
             return
-        is_strangers = status.st_uid not in (0, os.geteuid(), around.st_uid) and _is_shared(around)
+        is_foreign = status.st_uid not in (0, os.geteuid(), around.st_uid) and _is_shared(around)
         if stat.S_ISLNK(status.st_mode):
-            if is_strangers or status.st_uid in strangers:
-                place = "a folder that all users can write to" if is_strangers else "a folder of that user"
-                raise _refusal(path, f"{here} is a link of user {status.st_uid} in {place}")
+            if is_foreign or status.st_uid in foreign_users:
+                location = "a folder that all users can write to" if is_foreign else "a folder of that user"
+                raise _make_error(path, f"{current} is a link of user {status.st_uid} in {location}")
             links += 1
             if links > _MOST_LINKS:
                 return  # opening it fails
-            target = os.readlink(here)
-            remaining = _parts(target) + remaining
+            target = os.readlink(current)
+            remaining = _split(target) + remaining
             folder = os.sep if os.path.isabs(target) else folder
             continue
         if not stat.S_ISDIR(status.st_mode) and _is_shared(around) and around.st_mode & stat.S_ISVTX:
             if status.st_uid not in (0, os.geteuid()):
-                raise _refusal(
-                    path, f"{here} is a file of user {status.st_uid} in a folder that all users can write to"
+                raise _make_error(
+                    path, f"{current} is a file of user {status.st_uid} in a folder that all users can write to"
                 )
             if status.st_nlink > 1:
-                raise _refusal(path, f"{here} has a second name (a hard link), which another user may have made")
-        if is_strangers:
-            strangers.add(status.st_uid)
-        folder = here
+                raise _make_error(path, f"{current} has a second name (a hard link), which another user may have made")
+        if is_foreign:
+            foreign_users.add(status.st_uid)
+        folder = current
 
 
-def _parts(path: str) -> list[str]:
+def _split(path: str) -> list[str]:
     return [name for name in path.split(os.sep) if name not in ("", os.curdir)]
 
 
@@ -80,7 +80,7 @@ def _is_shared(folder: os.stat_result) -> bool:
     return bool(folder.st_mode & 0o002 or (folder.st_mode & stat.S_ISVTX and folder.st_mode & 0o020))
 
 
-def _refusal(path: str, why: str) -> PermissionError:
+def _make_error(path: str, why: str) -> PermissionError:
     error = PermissionError(f"{path} is not written: {why}. Remove it, or name a path in a folder of this user's own.")
     error.strerror = str(error)
     return error

@@ -12,23 +12,23 @@ from typing import Any
 
 from spark_estimator.env import Settings
 from spark_estimator.launch.cli.obsolete import REASONS, explain
-from spark_estimator.launch.job.environment import OMP, inherited_environment
+from spark_estimator.launch.job.environment import OMP, select_inherited_variables
 from spark_estimator.launch.job.options import JobOptions, check_num_proc
 from spark_estimator.launch.local import run_local
-from spark_estimator.launch.spark.entry import session_and_size
+from spark_estimator.launch.spark.entry import find_session_and_size
 from spark_estimator.launch.spark.row_writer import Rows
-from spark_estimator.launch.spark.slots import default_size
+from spark_estimator.launch.spark.slots import choose_default_size
 from spark_estimator.observe.driver_log import announce
 from spark_estimator.observe.status_line import ProgressDisplay
 from spark_estimator.observe.training_records import TakeRecord
-from spark_estimator.spark.runner import job_options, run, run_with
+from spark_estimator.spark.runner import make_job_options, run, run_with
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def default_num_proc() -> int:
     """Return the ranks that `SparkBackend` and `run` take by default: see `run`'s num_proc."""
-    return session_and_size(default_size, "default_num_proc()")[1]
+    return find_session_and_size(choose_default_size, "default_num_proc()")[1]
 
 
 class Backend:
@@ -68,7 +68,7 @@ class SparkBackend(Backend):
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        self._num_proc, self._env, self._kwargs = _checked(type(self), num_proc, env, kwargs)
+        self._num_proc, self._env, self._kwargs = _check_arguments(type(self), num_proc, env, kwargs)
 
     def run(
         self,
@@ -78,7 +78,7 @@ class SparkBackend(Backend):
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """Call ``fn(*args, **kwargs)`` as `Backend.run`; raises the errors of `spark.run`."""
-        return run_with(fn, self._options(env, args, kwargs), self.num_processes())
+        return run_with(fn, self._make_options(env, args, kwargs), self.num_processes())
 
     def run_on_rows(
         self,
@@ -107,7 +107,7 @@ class SparkBackend(Backend):
         Returns:
             What rank 0 returned, first.
         """
-        options = self._options(None, args, None, max_restarts=max_restarts)
+        options = self._make_options(None, args, None, max_restarts=max_restarts)
         options = replace(
             options,
             max_result_bytes=max_result_bytes,
@@ -122,7 +122,7 @@ class SparkBackend(Backend):
         """Return how often a failed job restarts."""
         return int(self._kwargs.get("max_restarts", 0))
 
-    def _options(
+    def _make_options(
         self, env: Mapping[str, str] | None, args: Sequence[Any], kwargs: Mapping[str, Any] | None, **overrides: Any
     ) -> JobOptions:
         """Make this backend's options for one call."""
@@ -134,10 +134,10 @@ class SparkBackend(Backend):
                 f"env: {_DEVICES}={hidden!r} has no effect: each rank sees the GPUs that Spark gives its task.",
                 stacklevel=4,
             )
-        inherited = inherited_environment(os.environ) if self._env is None else {}
+        inherited = select_inherited_variables(os.environ) if self._env is None else {}
         if OMP in inherited:  # Spark sets it in every task, so that it would never count as unset
             requested.setdefault(OMP, inherited[OMP])
-        return job_options(args, kwargs, env=requested, env_if_unset=inherited, **{**self._kwargs, **overrides})
+        return make_job_options(args, kwargs, env=requested, env_if_unset=inherited, **{**self._kwargs, **overrides})
 
     def num_processes(self) -> int:
         if self._num_proc is None:
@@ -156,7 +156,7 @@ class LocalBackend(Backend):
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        self._num_proc, self._env, self._kwargs = _checked(type(self), num_proc or 1, env, kwargs)
+        self._num_proc, self._env, self._kwargs = _check_arguments(type(self), num_proc or 1, env, kwargs)
 
     def run(
         self,
@@ -191,7 +191,7 @@ class LocalBackend(Backend):
         if start_timeout is not None:
             environment["HOROVOD_START_TIMEOUT"] = str(start_timeout)
             Settings.read({**os.environ, **environment})  # refuses a value that the ranks could not use
-        options = job_options(args, kwargs, env=environment, **self._kwargs)
+        options = make_job_options(args, kwargs, env=environment, **self._kwargs)
         if options.verbose >= 2:
             announce(f"{self.num_processes()} ranks on {socket.gethostname()}")
         return run_local(fn, self.num_processes(), replace(options, take_record=take_record))
@@ -201,7 +201,7 @@ class LocalBackend(Backend):
         return self._num_proc
 
 
-def _checked(
+def _check_arguments(
     kind: type[Backend], num_proc: int | None, env: Mapping[str, str] | None, kwargs: dict[str, Any]
 ) -> tuple[int | None, Mapping[str, str] | None, dict[str, Any]]:
     """Check a constructor's arguments. Return them without those that have no effect.
@@ -216,5 +216,5 @@ def _checked(
         raise TypeError(f"{kind.__name__}() has no argument {unknown[0]!r}; its arguments are {sorted(accepted)}.")
     explain({name: value for name, value in kwargs.items() if name in REASONS}, stacklevel=4)
     effective = {name: value for name, value in kwargs.items() if name not in REASONS}
-    job_options(env=env, **effective)
+    make_job_options(env=env, **effective)
     return num_proc, env, effective

@@ -7,19 +7,19 @@ from typing import Any
 
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.env import Settings
-from spark_estimator.launch.cli.obsolete import explain, renamed
-from spark_estimator.launch.job.attempts import Limits, duration
+from spark_estimator.launch.cli.obsolete import explain, resolve_renamed
+from spark_estimator.launch.job.attempts import Limits, to_timedelta
 from spark_estimator.launch.job.options import JobOptions, check_elastic_sizes, check_num_proc
 from spark_estimator.launch.job.pickling import check_call
-from spark_estimator.launch.log_relay.display import TextStream, lines_to
+from spark_estimator.launch.log_relay.display import TextStream, make_line_printer
 from spark_estimator.launch.spark.entry import (
-    interruption_in_words,
+    add_start_timeout,
+    explain_interruption,
+    find_elastic_session,
     run_in_session,
-    session_for_elastic,
-    with_start_timeout,
 )
 from spark_estimator.launch.spark.row_writer import Rows
-from spark_estimator.launch.spark.slots import default_size
+from spark_estimator.launch.spark.slots import choose_default_size
 from spark_estimator.observe.driver_log import announce
 
 
@@ -89,7 +89,7 @@ def run(
             "executable": executable,
         }
     )
-    options = job_options(
+    options = make_job_options(
         args,
         kwargs,
         env=env,
@@ -104,7 +104,7 @@ def run(
     return run_with(fn, options, num_proc)
 
 
-def job_options(
+def make_job_options(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -132,10 +132,10 @@ def job_options(
         environment=env,
         environment_if_unset=env_if_unset or {},
         all_results=True,
-        show_line=lines_to(stdout, stderr, with_time=prefix_output_with_timestamp),
+        show_line=make_line_printer(stdout, stderr, with_time=prefix_output_with_timestamp),
         verbose=verbose,
-        start_timeout=None if start_timeout is None else duration("start_timeout", start_timeout),
-        limits=Limits.checked(max_restarts, timeout),
+        start_timeout=None if start_timeout is None else to_timedelta("start_timeout", start_timeout),
+        limits=Limits.from_arguments(max_restarts, timeout),
     )
 
 
@@ -156,7 +156,7 @@ def run_with(
     check_num_proc(num_proc)
 
     def choose(spark: Any) -> int:
-        size = default_size(spark)
+        size = choose_default_size(spark)
         if options.verbose >= 1:
             announce(f"running on {size} ranks (num_proc was not set)")
         return size
@@ -226,10 +226,10 @@ def run_elastic(
         JobCancelledError: the job was cancelled in Spark.
     """
     explain({"nics": nics})
-    min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
-    max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    min_num_proc = resolve_renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = resolve_renamed("max_np", max_np, "max_num_proc", max_num_proc)
     check_elastic_sizes(num_proc, min_num_proc, max_num_proc, reset_limit)
-    options = job_options(
+    options = make_job_options(
         args,
         kwargs,
         env=env,
@@ -239,14 +239,14 @@ def run_elastic(
         verbose=verbose,
         prefix_output_with_timestamp=prefix_output_with_timestamp,
     )
-    options = with_start_timeout(options)
-    round_timeout = duration(
+    options = add_start_timeout(options)
+    round_timeout = to_timedelta(
         "elastic_timeout", Settings.read().elastic_timeout_seconds if elastic_timeout is None else elastic_timeout
     )
     check_call(fn, args, kwargs)
     caller = f"spark.run_elastic(num_proc={num_proc})"
-    with interruption_in_words(caller):
-        spark, size = session_for_elastic(num_proc, min_num_proc, caller)
+    with explain_interruption(caller):
+        spark, size = find_elastic_session(num_proc, min_num_proc, caller)
     if max_num_proc is not None and num_proc is None:
         size = min(size, max_num_proc)
     requested = size if num_proc is None else num_proc
@@ -264,5 +264,5 @@ def run_elastic(
     )
     from spark_estimator.launch.spark.elastic.job import run_elastic_on_spark
 
-    with interruption_in_words(caller):
+    with explain_interruption(caller):
         return run_elastic_on_spark(spark, fn, terms, options)

@@ -16,26 +16,26 @@ _LINE_BYTES = len(_LINE % (b"0" * 64))
 _PIECE_BYTES = 1 << 20
 
 
-def sealed(stream: io.BytesIO) -> bytes:
+def add_seal(stream: io.BytesIO) -> bytes:
     """Return the stream's content, and a line with its digest at the end; ``torch.load`` reads over that."""
     with stream.getbuffer() as view:
-        line = seal_of(view)
+        line = make_seal(view)
     stream.seek(0, io.SEEK_END)
     stream.write(line)
     return stream.getvalue()
 
 
-def seal_of(content: bytes | memoryview) -> bytes:
+def make_seal(content: bytes | memoryview) -> bytes:
     """Return the line with the digest of the content."""
     return _LINE % hashlib.sha256(content).hexdigest().encode()
 
 
-def unsealed(content: bytes) -> bytes:
+def remove_seal(content: bytes) -> bytes:
     """Return the content that was sealed, without the line."""
     return content[:-_LINE_BYTES]
 
 
-def flaw_of(content: bytes) -> str:
+def find_flaw(content: bytes) -> str:
     """Return how this differs from what `add_seal` made, in words after the file's name; empty: in nothing."""
     line = content[-_LINE_BYTES:]
     if not re.fullmatch(rb"\nsha256:[0-9a-f]{64}\n", line):
@@ -44,13 +44,13 @@ def flaw_of(content: bytes) -> str:
             "program or version has written it"
         )
     with memoryview(content) as view:
-        seal = seal_of(view[:-_LINE_BYTES])
+        seal = make_seal(view[:-_LINE_BYTES])
     if line != seal:
         return f"it is damaged, as its {len(content)} bytes are not those that were written (by their SHA-256)"
     return ""
 
 
-def digest_of(file: Path) -> str:
+def compute_digest(file: Path) -> str:
     """Return a file's SHA-256; of a large one only a piece is in memory.
 
     Raises:

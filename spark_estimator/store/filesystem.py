@@ -169,7 +169,7 @@ class FilesystemStore(RunViews, Store):
         folder = self.get_run_path(run_id)
         if not self.exists(folder):
             return []
-        return sorted(path for path in self._files(folder) if path.endswith(suffix))
+        return sorted(path for path in self._list_files(folder) if path.endswith(suffix))
 
     def get_logs_subdir(self) -> str:
         """Return the name of the folder of logs in a run's."""
@@ -182,14 +182,14 @@ class FilesystemStore(RunViews, Store):
     def exists(self, path: str) -> bool:
         if self._is_local(path):
             return os.path.exists(path)
-        fs, fs_path = self._filesystem_of(path)
+        fs, fs_path = self._open_filesystem(path)
         return bool(fs.exists(fs_path))
 
     def read(self, path: str) -> bytes:
         if self._is_local(path):
             with open(path, "rb") as file:
                 return file.read()
-        fs, fs_path = self._filesystem_of(path)
+        fs, fs_path = self._open_filesystem(path)
         content: bytes = in_place.read(fs, fs_path) if in_place.writes_in_place(fs) else fs.cat_file(fs_path)
         return content
 
@@ -204,7 +204,7 @@ class FilesystemStore(RunViews, Store):
             replace_file(path, content, confirm)
             return
         confirm()
-        fs, fs_path = self._filesystem_of(path)
+        fs, fs_path = self._open_filesystem(path)
         if in_place.writes_in_place(fs):
             in_place.write(fs, fs_path, content)
         else:
@@ -227,7 +227,7 @@ class FilesystemStore(RunViews, Store):
             if "w" in mode and make_folder:
                 file_modes.make_folders(os.path.dirname(path))
             return cast(BinaryIO, open(path, mode, opener=file_modes.opener))
-        fs, fs_path = self._filesystem_of(path)
+        fs, fs_path = self._open_filesystem(path)
         return cast(BinaryIO, fs.open(fs_path, mode))
 
     def entries(self, folder: str) -> list[Entry]:
@@ -242,7 +242,7 @@ class FilesystemStore(RunViews, Store):
             with os.scandir(folder) as result:
                 entries = [Entry(value.path, None if value.is_dir() else value.stat().st_size) for value in result]
         else:
-            fs, fs_path = self._filesystem_of(folder)
+            fs, fs_path = self._open_filesystem(folder)
             fs.invalidate_cache(fs_path)  # others write there, too
             folder_path = fs._strip_protocol(fs_path).rstrip("/")
             entries = []
@@ -259,7 +259,7 @@ class FilesystemStore(RunViews, Store):
             FileNotFoundError: there is nothing of that name.
         """
         if not self._is_local(path):
-            fs, fs_path = self._filesystem_of(path)
+            fs, fs_path = self._open_filesystem(path)
             fs.rm(fs_path, recursive=True)
             if in_place.writes_in_place(fs):
                 in_place.remove_next(fs, fs_path)
@@ -279,9 +279,9 @@ class FilesystemStore(RunViews, Store):
         Raises:
             PreflightError: fsspec, or what it needs for this kind, is not installed.
         """
-        return self._filesystem_of(self.prefix_path)[0]
+        return self._open_filesystem(self.prefix_path)[0]
 
-    def _filesystem_of(self, path: str) -> tuple[Any, str]:
+    def _open_filesystem(self, path: str) -> tuple[Any, str]:
         """Return fsspec's file system for a path, and the path as that has it."""
         match = _SCHEME.match(path)
         scheme = _SCHEMES.get(match[1], match[1]) if match else "file"
@@ -316,7 +316,7 @@ class FilesystemStore(RunViews, Store):
     def _join(self, name: str) -> str:
         return posixpath.join(self.prefix_path, name)
 
-    def _files(self, folder: str) -> list[str]:
+    def _list_files(self, folder: str) -> list[str]:
         return [entry.path for entry in self.entries(folder)]
 
     def _is_local(self, path: str) -> bool:

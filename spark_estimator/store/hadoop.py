@@ -16,7 +16,7 @@ _VARIABLE = re.compile(r"\$\{([^}]+)\}")
 _MOST_EXPANSIONS = 20  # as in Hadoop
 
 
-def default_filesystem(path: str, extra_conf: Mapping[str, str]) -> str:
+def find_default_filesystem(path: str, extra_conf: Mapping[str, str]) -> str:
     """Return Hadoop's default file system as a URL without a path: ``hdfs://host:port``.
 
     Args:
@@ -26,36 +26,36 @@ def default_filesystem(path: str, extra_conf: Mapping[str, str]) -> str:
     Raises:
         PreflightError: nothing names one, or it is the local file system.
     """
-    places: list[str] = []
-    for place, value in _candidates(extra_conf):
-        places.append(place)
+    sources: list[str] = []
+    for source, value in _list_candidates(extra_conf):
+        sources.append(source)
         if value is None or value.startswith("file:"):
             continue
         match = re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/]+", value)
         if match is None:
-            raise PreflightError(f"{path}: fs.defaultFS of {place} is {value!r}, and has to be like hdfs://host:port.")
+            raise PreflightError(f"{path}: fs.defaultFS of {source} is {value!r}, and has to be like hdfs://host:port.")
         return match[0]
     raise PreflightError(
         f"{path} is a path on Hadoop's default file system, and there is none: fs.defaultFS is not set, or is "
-        f"file:///, in {'; '.join(places)}. Write hdfs://host:port{path if path.startswith('/') else '/path'}, or set "
+        f"file:///, in {'; '.join(sources)}. Write hdfs://host:port{path if path.startswith('/') else '/path'}, or set "
         "HADOOP_CONF_DIR to the folder of core-site.xml; for a folder of this machine use Store.create or LocalStore."
     )
 
 
-def _candidates(extra_conf: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+def _list_candidates(extra_conf: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
     """Yield each source that may name the default file system, and its value; the first one is used."""
-    yield "extra_conf", _first(extra_conf)
-    yield "the Spark session", _of_session()
-    for place, folder in _configuration_folders():
+    yield "extra_conf", _find_first(extra_conf)
+    yield "the Spark session", _read_from_session()
+    for source, folder in _list_configuration_folders():
         file = Path(folder) / "core-site.xml"
-        yield f"{file} ({place})", _of_file(file)
+        yield f"{file} ({source})", _read_from_file(file)
 
 
-def _first(properties: Mapping[str, str]) -> str | None:
+def _find_first(properties: Mapping[str, str]) -> str | None:
     return next((properties[key] for key in _KEYS if key in properties), None)
 
 
-def _configuration_folders() -> Iterator[tuple[str, str]]:
+def _list_configuration_folders() -> Iterator[tuple[str, str]]:
     folder, home = os.environ.get("HADOOP_CONF_DIR"), os.environ.get("HADOOP_HOME")
     if folder:
         yield "HADOOP_CONF_DIR", folder
@@ -68,7 +68,7 @@ def _configuration_folders() -> Iterator[tuple[str, str]]:
             yield "CLASSPATH", entry
 
 
-def _of_session() -> str | None:
+def _read_from_session() -> str | None:
     """Return the active Spark session's value; None: there is no session, or it has none."""
     if "pyspark.sql" not in sys.modules:
         return None
@@ -89,7 +89,7 @@ def _of_session() -> str | None:
     return None if value is None else str(value)
 
 
-def _of_file(file: Path) -> str | None:
+def _read_from_file(file: Path) -> str | None:
     """Return the value in a file of Hadoop's; None: it has none, or does not exist.
 
     Raises:
@@ -104,14 +104,14 @@ def _of_file(file: Path) -> str | None:
     properties = {
         (item.findtext("name") or "").strip(): (item.findtext("value") or "").strip() for item in root.iter("property")
     }
-    value = _first(properties)
+    value = _find_first(properties)
     for _ in range(_MOST_EXPANSIONS):
         variable = _VARIABLE.search(value or "")
         if value is None or variable is None:
             return value
         name = variable[1]
-        known = os.environ.get(name[len("env.") :]) if name.startswith("env.") else properties.get(name)
-        if known is None:
+        expansion = os.environ.get(name[len("env.") :]) if name.startswith("env.") else properties.get(name)
+        if expansion is None:
             break
-        value = value.replace(variable[0], known)
+        value = value.replace(variable[0], expansion)
     raise PreflightError(f"{file}: fs.defaultFS is {value!r}, with a variable that has no value in this file.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from spark_estimator.errors import PreflightError
 from spark_estimator.store.filesystem import FilesystemStore, register_kind
-from spark_estimator.store.hadoop import default_filesystem
+from spark_estimator.store.hadoop import find_default_filesystem
 
 _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*):(?://(?P<authority>[^/]*))?(?P<path>/.*)?")
 # The file systems that libhdfs serves; other file systems are fsspec's own.
@@ -60,7 +60,7 @@ class HDFSStore(FilesystemStore):
         host = None if host == "default" else host
         if port and not host:
             raise ValueError(f"port={port} needs host, the name node's: host='namenode'.")
-        self._root = self._root_of(os.fspath(prefix_path), host, port or None, extra_conf)
+        self._root = self._find_root(os.fspath(prefix_path), host, port or None, extra_conf)
         scheme, _, authority = self._root.partition("://")
         user_of_url, at, authority = authority.rpartition("@")
         if at and scheme == "hdfs":
@@ -70,7 +70,7 @@ class HDFSStore(FilesystemStore):
         arguments = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
         options: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
         if self._root.startswith(_BY_LIBHDFS):
-            options["host"], options["port"] = _address(scheme, authority)
+            options["host"], options["port"] = _split_address(scheme, authority)
         elif options:
             raise ValueError(
                 f"{', '.join(options)}: for HDFS only; the default file system is {self._root}. Use "
@@ -90,7 +90,7 @@ class HDFSStore(FilesystemStore):
         Raises:
             ValueError: it is of another form, or on another host.
         """
-        match = _parsed(path)
+        match = _parse_url(path)
         if match is not None:
             authority = (match["authority"] or "").rpartition("@")[2]
             here = self._root.partition("://")[0]
@@ -109,13 +109,13 @@ class HDFSStore(FilesystemStore):
         return scheme == store_scheme and authority in (host, host.partition(":")[0], host.rpartition("@")[2])
 
     @staticmethod
-    def _root_of(path: str, host: str | None, port: int | None, extra_conf: Mapping[str, str] | None) -> str:
+    def _find_root(path: str, host: str | None, port: int | None, extra_conf: Mapping[str, str] | None) -> str:
         """Return the file system as a URL without a path.
 
         Raises:
             As the class.
         """
-        match = _parsed(path)
+        match = _parse_url(path)
         if match is not None and match["scheme"] != "hdfs":
             raise ValueError(
                 f"{path}: HDFSStore has hdfs://host:port/path, hdfs:///path or /path; for others Store.create(path)."
@@ -130,7 +130,7 @@ class HDFSStore(FilesystemStore):
             return f"hdfs://{address if port or not authority else authority}"
         if authority:
             return f"hdfs://{authority}"
-        root = default_filesystem(path, extra_conf or {})
+        root = find_default_filesystem(path, extra_conf or {})
         if match is not None and not root.startswith("hdfs://"):
             raise ValueError(
                 f"{path} names no host, and the default file system is {root}: write hdfs://host:port/path."
@@ -144,10 +144,10 @@ class HDFSStore(FilesystemStore):
         if not self._root.startswith(_BY_LIBHDFS):  # a connection by libhdfs costs seconds: it is made when needed
             super()._check()
 
-    def _filesystem_of(self, path: str) -> tuple[Any, str]:
+    def _open_filesystem(self, path: str) -> tuple[Any, str]:
         url = self.get_full_path(path)
         if not self._root.startswith(_BY_LIBHDFS):
-            return super()._filesystem_of(url)
+            return super()._open_filesystem(url)
         try:
             import fsspec
 
@@ -159,7 +159,7 @@ class HDFSStore(FilesystemStore):
 register_kind(HDFSStore.matches, HDFSStore)
 
 
-def _parsed(path: str) -> re.Match[str] | None:
+def _parse_url(path: str) -> re.Match[str] | None:
     """Return the parts of a URL; None for an absolute path.
 
     Raises:
@@ -171,7 +171,7 @@ def _parsed(path: str) -> re.Match[str] | None:
     return match
 
 
-def _address(scheme: str, authority: str) -> tuple[str, int]:
+def _split_address(scheme: str, authority: str) -> tuple[str, int]:
     """Return the host and port as pyarrow has them; 0: a name service, whose ports the Hadoop configuration has."""
     if scheme != "hdfs":
         return f"{scheme}://{authority}", 0

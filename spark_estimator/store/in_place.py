@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from spark_estimator.store.digests import flaw_of, seal_of, unsealed
+from spark_estimator.store.digests import find_flaw, make_seal, remove_seal
 
 # Object stores show an object when it is whole; fsspec's memory sets it at once.
 _WHOLE_AT_ONCE = {"memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "obs", "cos", "tos", "r2"}
@@ -28,11 +28,11 @@ def read(fs: Any, path: str) -> bytes:
     Raises:
         FileNotFoundError: there is none.
     """
-    before = _next(fs, path)
+    before = _read_next(fs, path)
     if before is not None:
         return before
     content: bytes = fs.cat_file(path)
-    meanwhile = _next(fs, path)  # a writer may have begun to replace what was read
+    meanwhile = _read_next(fs, path)  # a writer may have begun to replace what was read
     return content if meanwhile is None else meanwhile
 
 
@@ -43,16 +43,16 @@ def write(fs: Any, path: str, content: bytes) -> None:
         OSError: it cannot be written, or the file system kept fewer bytes than were written; `read` gives the previous
             content, or the new one if that was written once.
     """
-    following = _next_path(path)
+    following = _make_next_path(path)
     fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-    left = _next(fs, path)
+    left = _read_next(fs, path)
     if left is not None:  # a writer was killed before the file was whole
         fs.pipe_file(path, left)
     try:
         with fs.open(following, "wb") as file:
             file.write(content)
-            file.write(seal_of(content))
-        _check_size(fs, following, len(content) + len(seal_of(b"")))
+            file.write(make_seal(content))
+        _check_size(fs, following, len(content) + len(make_seal(b"")))
     except BaseException:
         with contextlib.suppress(Exception):
             fs.rm_file(following)
@@ -65,21 +65,21 @@ def write(fs: Any, path: str, content: bytes) -> None:
 def remove_next(fs: Any, path: str) -> None:
     """Remove what a writer that was killed has left of a file, which is removed, too."""
     with contextlib.suppress(FileNotFoundError):
-        fs.rm_file(_next_path(path))
+        fs.rm_file(_make_next_path(path))
 
 
-def _next_path(path: str) -> str:
+def _make_next_path(path: str) -> str:
     folder, _, name = path.rpartition("/")
     return f"{folder}/.{name}.next"
 
 
-def _next(fs: Any, path: str) -> bytes | None:
+def _read_next(fs: Any, path: str) -> bytes | None:
     """Return the content that is to replace the file's; None: there is none that is whole."""
     try:
-        content: bytes = fs.cat_file(_next_path(path))
+        content: bytes = fs.cat_file(_make_next_path(path))
     except FileNotFoundError:
         return None
-    return None if flaw_of(content) else unsealed(content)
+    return None if find_flaw(content) else remove_seal(content)
 
 
 def _check_size(fs: Any, path: str, size: int) -> None:

@@ -62,11 +62,11 @@ def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lamb
     folder, name = os.path.split(target)
     make_folders(folder)
     discard_leftovers(folder, name)
-    with _claimed(target, _create) as (names, descriptor):
+    with _claim(target, _create) as (names, descriptor):
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
-        file_modes.widen(descriptor, _mode_of(target, file_modes.of_new_file(folder)))
+        file_modes.widen(descriptor, _find_mode(target, file_modes.choose_file_mode(folder)))
         os.fsync(descriptor)
         confirm()
         os.replace(names.partial, target)
@@ -74,7 +74,7 @@ def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lamb
 
 
 @contextmanager
-def replaced_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
+def replace_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     """Give a new folder to write into, which takes the target's place at the end of the block.
 
     Args:
@@ -88,9 +88,9 @@ def replaced_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     target = Path(os.path.realpath(target))
     make_folders(str(target.parent))
     discard_leftovers(str(target.parent), target.name)
-    with _claimed(str(target), _create_folder) as (names, _):
+    with _claim(str(target), _create_folder) as (names, _):
         yield Path(names.partial)
-        _sync_tree(names.partial, _mode_of(str(target), file_modes.of_new_folder(str(target.parent))))
+        _sync_tree(names.partial, _find_mode(str(target), file_modes.choose_folder_mode(str(target.parent))))
         try:
             _put_in_place(names, overwrite=overwrite)
         except OSError as error:
@@ -102,7 +102,7 @@ def replaced_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
         _sync_folder(str(target.parent))
 
 
-def surviving_folder(target: Path, marker: str) -> Path:
+def find_surviving_folder(target: Path, marker: str) -> Path:
     """Return the folder to read: the target, or the previous one if a replacement was killed between its steps.
 
     Args:
@@ -110,7 +110,7 @@ def surviving_folder(target: Path, marker: str) -> Path:
     """
     if not (target / marker).exists():
         real = Path(os.path.realpath(target))
-        for aside in real.parent.glob(f".{_escaped(real.name)}.????????.previous"):
+        for aside in real.parent.glob(f".{_escape(real.name)}.????????.previous"):
             if (aside / marker).exists() and aside.with_suffix(".partial").exists():
                 return aside
     return target
@@ -170,13 +170,13 @@ def _discard(names: _Names) -> None:
         if os.path.lexists(names.target):
             _remove(names.previous)
         return
-    with _abandoned(names.partial) as is_abandoned:
+    with _check_abandoned(names.partial) as is_abandoned:
         if is_abandoned:
             names.remove()
 
 
 @contextmanager
-def _claimed(target: str, create: Callable[[str], int]) -> Iterator[tuple[_Names, int]]:
+def _claim(target: str, create: Callable[[str], int]) -> Iterator[tuple[_Names, int]]:
     """Yield new names beside the target, and the locked descriptor of what `create` has made at `partial`."""
     folder, name = os.path.split(target)
     for _ in range(_TRIES):
@@ -189,7 +189,7 @@ def _claimed(target: str, create: Callable[[str], int]) -> Iterator[tuple[_Names
                 if not os.path.isdir(folder):
                     raise
                 continue  # another writer took the new folder for a leftover before it was open
-            if not _locked(descriptor) or not os.path.lexists(names.partial):
+            if not _try_lock(descriptor) or not os.path.lexists(names.partial):
                 continue  # another writer took it for a leftover before it was locked
             yield names, descriptor
             return
@@ -211,7 +211,7 @@ def _create_folder(path: str) -> int:
     return os.open(path, os.O_RDONLY)
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Return whether this process has got the lock; true on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,7 +223,7 @@ def _locked(descriptor: int) -> bool:
 
 
 @contextmanager
-def _abandoned(path: str) -> Iterator[bool]:
+def _check_abandoned(path: str) -> Iterator[bool]:
     """Yield whether the writer of a partial file or folder is dead; no other process takes it over meanwhile."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -254,7 +254,7 @@ def _put_in_place(names: _Names, *, overwrite: bool) -> None:
             if not overwrite:
                 raise FileExistsError(errno.EEXIST, "another writer has made it meanwhile", names.target) from error
         try:
-            if not _exchanged(names.partial, names.target):
+            if not _exchange(names.partial, names.target):
                 _remove(names.previous)  # of the round before
                 os.rename(names.target, names.previous)
                 os.rename(names.partial, names.target)
@@ -265,7 +265,7 @@ def _put_in_place(names: _Names, *, overwrite: bool) -> None:
     raise FileExistsError(errno.EEXIST, "other writers replace it all the time", names.target)
 
 
-def _exchanged(first: str, second: str) -> bool:
+def _exchange(first: str, second: str) -> bool:
     """Exchange two folders in one step; false: this file system cannot."""
     if not hasattr(_libc, "renameat2"):
         return False
@@ -277,7 +277,7 @@ def _exchanged(first: str, second: str) -> bool:
     raise OSError(number, os.strerror(number), first, None, second)
 
 
-def _mode_of(target: str, otherwise: int) -> int:
+def _find_mode(target: str, otherwise: int) -> int:
     """Return the permissions of what is replaced; of a new file or folder `otherwise`."""
     try:
         return stat.S_IMODE(os.stat(target).st_mode)
@@ -292,7 +292,7 @@ def _sync_tree(folder: str, mode: int) -> None:
             descriptor = os.open(os.path.join(parent, file), os.O_RDONLY)
             try:
                 with contextlib.suppress(OSError):  # a file system without permissions
-                    os.fchmod(descriptor, file_modes.of_files_in(mode))
+                    os.fchmod(descriptor, file_modes.choose_inner_file_mode(mode))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -321,5 +321,5 @@ def _remove(path: str) -> None:
             os.unlink(path)
 
 
-def _escaped(name: str) -> str:
+def _escape(name: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", name)

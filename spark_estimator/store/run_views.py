@@ -30,7 +30,7 @@ class RunViews:
         store: Any = self
         options: dict[str, Any] = {"coerce_int96_timestamp_unit": "us"}  # as nanoseconds, old dates overflow silently
         if not store._is_local(path):
-            fs, path = store._filesystem_of(path)
+            fs, path = store._open_filesystem(path)
             path, options["filesystem"] = fs._strip_protocol(path), fs
         return pyarrow.parquet.ParquetDataset(path, **options)
 
@@ -59,7 +59,7 @@ class RunViews:
         local = bool(store._is_local(run_path))
 
         @contextlib.contextmanager
-        def folder() -> Iterator[str]:
+        def open_folder() -> Iterator[str]:
             if local:
                 os.makedirs(run_path, mode=0o700, exist_ok=True)
                 yield run_path
@@ -70,7 +70,7 @@ class RunViews:
             finally:
                 shutil.rmtree(temporary)
 
-        return folder
+        return open_folder
 
     def sync_fn(self, run_id: str) -> Callable[[str], None]:
         """Return a function that copies the files below a local folder into the run's folder, those that have

@@ -23,7 +23,7 @@ class Aggregation:
         self._sums: list[Any] = []
         self._complete: Any = None
 
-    def gradients(
+    def add_gradients(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
         """Add a pass's gradients. After the last pass of a step returns the result of `reduce` for the sums, else the
@@ -38,9 +38,9 @@ class Aggregation:
         dense = [tf.convert_to_tensor(gradients[number]) for number in present]
         if self._counter is None:
             with tf.init_scope():  # a function's variables are not its own
-                self._counter = _variable(tf.constant(0, tf.int32), "passes")
+                self._counter = _make_variable(tf.constant(0, tf.int32), "passes")
                 self._sums = [
-                    _variable(tf.zeros(variables[number].shape, variables[number].dtype.base_dtype), "sum")
+                    _make_variable(tf.zeros(variables[number].shape, variables[number].dtype.base_dtype), "sum")
                     for number in present
                 ]
         with tf.control_dependencies([total.assign_add(new) for total, new in zip(self._sums, dense, strict=True)]):
@@ -49,14 +49,14 @@ class Aggregation:
             totals = [total.read_value() for total in self._sums]
             self._complete = tf.equal(self._counter.read_value(), self.passes)
 
-        def reduced() -> list[Any]:
+        def reduce_sums() -> list[Any]:
             averaged: list[Any] = [None] * len(gradients)
             for number, total in zip(present, totals, strict=True):
                 averaged[number] = total / tf.cast(self.passes, total.dtype) if self.average else total
             results = reduce(averaged)
             return [tf.identity(results[number]) for number in present]
 
-        outputs = tf.cond(self._complete, reduced, lambda: [tf.identity(total) for total in totals])
+        outputs = tf.cond(self._complete, reduce_sums, lambda: [tf.identity(total) for total in totals])
         complete = self._complete
         # Here, and not where they are applied: an optimizer that scales its loss applies finite gradients only.
         with tf.control_dependencies([] if tf.executing_eagerly() else list(outputs)):
@@ -85,16 +85,16 @@ class Aggregation:
                 "backward_passes_per_step: each pass is a step then."
             )
 
-        def done(call: Callable[[], Any] | None) -> Any:
+        def call_branch(call: Callable[[], Any] | None) -> Any:
             result = None if call is None else call()
             with tf.control_dependencies([] if result is None or tf.executing_eagerly() else [result]):
                 return tf.constant(call is apply)
 
-        done_or_not = tf.cond(self._complete, lambda: done(apply), lambda: done(otherwise))
+        done_or_not = tf.cond(self._complete, lambda: call_branch(apply), lambda: call_branch(otherwise))
         return None if tf.executing_eagerly() else tf.group(done_or_not)
 
 
-def _variable(initial: Any, name: str) -> Any:
+def _make_variable(initial: Any, name: str) -> Any:
     if tf.executing_eagerly():
         return tf.Variable(initial, trainable=False, name=f"horovod_{name}")
     return tf.compat.v1.Variable(initial, trainable=False, use_resource=True, name=f"horovod_{name}")

@@ -13,7 +13,7 @@ from spark_estimator.collectives.compression.casts import (
     NoneCompressor,
     check_compressor,
 )
-from spark_estimator.collectives.reductions import where
+from spark_estimator.collectives.reductions import describe_call
 
 __all__ = [
     "BF16Compressor",
@@ -62,4 +62,4 @@ class Compression:
 
 def checked_compressor(compression: Any, kind: str) -> Any:
     """Return the value of ``compression=``. Raises ValueError when it cannot compress a tensor."""
-    return check_compressor(compression, kind=where(kind))
+    return check_compressor(compression, kind=describe_call(kind))

@@ -26,7 +26,7 @@ from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import Adasum, Average, Sum
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.nodes import Naming, perform
-from spark_estimator.tensorflow.questions import rank_of, rank_op, size_of
+from spark_estimator.tensorflow.questions import ask_rank, ask_size, rank_op
 from spark_estimator.tensorflow.works import GraphCollective
 
 # Names a request of a gradient, by what is added to the name of the collective.
@@ -40,23 +40,23 @@ def run(collective: GraphCollective, naming: Naming, tensors: Sequence[Any]) -> 
         results = perform(collective, naming, tensors)
         return list(results)
 
-    def again(suffix: str) -> Naming:
+    def name_again(suffix: str) -> Naming:
         return naming._replace(name=None if naming.name is None else naming.name + suffix)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator,unused-ignore]
-    def performed(*inputs: Any) -> tuple[Any, Any]:
+    def perform_with_gradient(*inputs: Any) -> tuple[Any, Any]:
         results = perform(collective, naming, inputs)
 
-        def gradient(*incoming: Any) -> list[Any]:
-            return _gradient(collective, again, inputs, results, incoming)
+        def compute_gradient(*incoming: Any) -> list[Any]:
+            return _compute_gradient(collective, name_again, inputs, results, incoming)
 
-        return results, gradient
+        return results, compute_gradient
 
-    results = performed(*tensors)
+    results = perform_with_gradient(*tensors)
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-def _gradient(
+def _compute_gradient(
     collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
     """Return the gradients of a collective's inputs; None where there is none.
@@ -72,28 +72,30 @@ def _gradient(
     floating = [number for number, result in enumerate(results) if result.dtype.is_floating]
     if not floating:
         return of_inputs
-    parts = [_filled(incoming[number], results[number]) for number in floating]
-    gradients = _GRADIENTS[collective.op](collective, again, [inputs[number] for number in floating], results, parts)
+    floating_gradients = [_fill(incoming[number], results[number]) for number in floating]
+    gradients = _GRADIENTS[collective.op](
+        collective, again, [inputs[number] for number in floating], results, floating_gradients
+    )
     for number, gradient in zip(floating, gradients, strict=True):
         of_inputs[number] = gradient
     return of_inputs
 
 
-def _filled(gradient: Any, result: Any) -> Any:
+def _fill(gradient: Any, result: Any) -> Any:
     """Return an incoming gradient in its result's type: TensorFlow passes zeros of float32 for unused results."""
     return tf.zeros_like(result) if gradient is None else tf.cast(gradient, result.dtype)
 
 
-def _of_allreduce(
+def _differentiate_allreduce(
     collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
     if collective.reduce_op not in (Average, Sum, Adasum):
         name = collective.reduce_op.name.title()
-        return _refused(incoming, f"{again('').kind} with {name} is not differentiable; use Average or Sum.")
+        return _refuse(incoming, f"{again('').kind} with {name} is not differentiable; use Average or Sum.")
     return run(collective, again(".gradient"), incoming)
 
 
-def _refused(incoming: Sequence[Any], text: str) -> list[Any]:
+def _refuse(incoming: Sequence[Any], text: str) -> list[Any]:
     """Raise the error of a collective without a gradient; in a graph it is raised when the graph runs.
 
     TensorFlow builds the gradients of all results of a function that is called under a tape, also of those that
@@ -106,17 +108,17 @@ def _refused(incoming: Sequence[Any], text: str) -> list[Any]:
         return [tf.zeros_like(gradient) for gradient in incoming]
 
 
-def _of_reducescatter(
+def _differentiate_reducescatter(
     collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
     factor = collective.prescale * collective.postscale
     scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in incoming]
     if collective.reduce_op is Sum:
-        scaled = [gradient * size_of(collective.process_set, gradient.dtype) for gradient in scaled]
+        scaled = [gradient * ask_size(collective.process_set, gradient.dtype) for gradient in scaled]
     return run(GraphCollective(works.ALLGATHER, collective.process_set), again(".gradient"), scaled)
 
 
-def _of_allgather(
+def _differentiate_allgather(
     collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
     gather = GraphCollective(works.ALLGATHER, collective.process_set)
@@ -124,48 +126,48 @@ def _of_allgather(
     lengths = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in inputs])[tf.newaxis]
     [rows] = perform(gather, again(".gradient.rows"), [lengths])
     starts = tf.cumsum(rows, exclusive=True)
-    rank = rank_of(collective.process_set)
-    averages = run(_average(collective.process_set), again(".gradient"), incoming)
+    rank = ask_rank(collective.process_set)
+    averages = run(_make_average(collective.process_set), again(".gradient"), incoming)
     return [
         average[starts[rank, number] : starts[rank, number] + lengths[0, number]]
         for number, average in enumerate(averages)
     ]
 
 
-def _of_broadcast(
+def _differentiate_broadcast(
     collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
-    [average] = run(_average(collective.process_set), again(".gradient"), incoming)
+    [average] = run(_make_average(collective.process_set), again(".gradient"), incoming)
     return [tf.where(tf.equal(rank_op(), collective.root_rank), average, tf.zeros_like(average))]
 
 
-def _of_alltoall(
+def _differentiate_alltoall(
     collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
     back = run(GraphCollective(works.ALLTOALL, collective.process_set), again(".gradient"), [*incoming, results[1]])
     return back[:1]
 
 
-def _average(process_set: ProcessSet) -> GraphCollective:
+def _make_average(process_set: ProcessSet) -> GraphCollective:
     return GraphCollective(works.ALLREDUCE, process_set, ReduceOp.AVERAGE)
 
 
 _GRADIENTS = {
-    works.ALLREDUCE: _of_allreduce,
-    works.REDUCESCATTER: _of_reducescatter,
-    works.ALLGATHER: _of_allgather,
-    works.BROADCAST: _of_broadcast,
-    works.ALLTOALL: _of_alltoall,
+    works.ALLREDUCE: _differentiate_allreduce,
+    works.REDUCESCATTER: _differentiate_reducescatter,
+    works.ALLGATHER: _differentiate_allgather,
+    works.BROADCAST: _differentiate_broadcast,
+    works.ALLTOALL: _differentiate_alltoall,
 }
 
 
-def _of_node(node: Any, *incoming: Any) -> list[Any]:
+def _differentiate_node(node: Any, *incoming: Any) -> list[Any]:
     """Return the gradient of a node, from its attributes; called by TensorFlow."""
-    request = _text(node.get_attr("request"))
+    request = _to_text(node.get_attr("request"))
     by_node_name = bool(node.get_attr("by_node_name"))
     collective = GraphCollective(
         node.type,
-        works.process_set_of_node(int(node.get_attr("process_set_id")), node.get_attr("process_set_ranks").decode()),
+        works.make_process_set(int(node.get_attr("process_set_id")), node.get_attr("process_set_ranks").decode()),
     )
     if node.type in (works.ALLREDUCE, works.REDUCESCATTER):
         collective = collective._replace(
@@ -176,17 +178,17 @@ def _of_node(node: Any, *incoming: Any) -> list[Any]:
     elif node.type == works.BROADCAST:
         collective = collective._replace(root_rank=int(node.get_attr("root_rank")))
 
-    def again(suffix: str) -> Naming:
+    def name_again(suffix: str) -> Naming:
         return Naming(request.partition(".")[0], request=request + suffix, by_node_name=by_node_name)
 
-    return _gradient(collective, again, list(node.inputs), list(node.outputs), incoming)
+    return _compute_gradient(collective, name_again, list(node.inputs), list(node.outputs), incoming)
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 for _op in _GRADIENTS:
-    tf.RegisterGradient(_op)(_of_node)
+    tf.RegisterGradient(_op)(_differentiate_node)
 for _op in (works.AGREE, works.QUESTION, works.BROADCAST_VARIABLES):
     tf.no_gradient(_op)

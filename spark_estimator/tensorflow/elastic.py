@@ -27,7 +27,7 @@ from spark_estimator import errors
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, rejoin, run_fn
-from spark_estimator.tensorflow.starting_state import broadcast_variables, variable_of
+from spark_estimator.tensorflow.starting_state import broadcast_variables, unwrap_variable
 from spark_estimator.tensorflow.works import broadcast_arrays
 
 __all__ = [
@@ -61,19 +61,19 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
     """
 
     @functools.wraps(func)
-    def translated(*args: Any, **kwargs: Any) -> ValueT:
+    def translate_failures(*args: Any, **kwargs: Any) -> ValueT:
         try:
             return func(*args, **kwargs)
         except tf.errors.OpError as error:
-            failure = failure_of(error)
+            failure = find_failure(error)
             if failure is None:
                 raise
             raise failure from error
 
-    return run_fn(translated, rejoin)
+    return run_fn(translate_failures, rejoin)
 
 
-def failure_of(error: Exception) -> HorovodInternalError | None:
+def find_failure(error: Exception) -> HorovodInternalError | None:
     """Return the error of a collective in a graph, from TensorFlow's error; None if it was not a collective."""
     text = str(error)
     for kind in _FAILURES:
@@ -105,24 +105,24 @@ class TensorFlowState(ObjectState):
         self._session = session
         self._saved_values: list[Any] = []
         super().__init__(broadcast_object, context.rank, **kwargs)
-        self._saved_values = self._values()
+        self._saved_values = self._read_values()
 
     @property
     def variables(self) -> list[Any]:
         """Return the variables whose values the state keeps."""
         return list(self._passed_variables)
 
-    def _variables(self) -> Sequence[Any]:
-        return [variable_of(variable, type(self).__name__) for variable in self._passed_variables]
+    def _list_variables(self) -> Sequence[Any]:
+        return [unwrap_variable(variable, type(self).__name__) for variable in self._passed_variables]
 
-    def _values(self) -> list[Any]:
-        variables = self._variables()
+    def _read_values(self) -> list[Any]:
+        variables = self._list_variables()
         if self._session is not None:
             return list(self._session.run([variable.read_value() for variable in variables]))
         return [variable.read_value().numpy() for variable in variables]
 
     def _assign(self, values: Sequence[Any]) -> None:
-        for variable, value in zip(self._variables(), values, strict=True):
+        for variable, value in zip(self._list_variables(), values, strict=True):
             if self._session is not None:
                 variable.load(value, self._session)
             else:
@@ -130,7 +130,7 @@ class TensorFlowState(ObjectState):
 
     def save(self) -> None:
         """Copy everything into host memory."""
-        self._saved_values = self._values()
+        self._saved_values = self._read_values()
         super().save()
 
     def restore(self) -> None:
@@ -141,9 +141,9 @@ class TensorFlowState(ObjectState):
     def sync(self) -> None:
         """Copy all of rank 0's values, then save them: a failure half way leaves the last commit whole."""
         if self._session is not None:
-            self._assign(broadcast_arrays(self._values(), 0, "elastic.variables", None))
+            self._assign(broadcast_arrays(self._read_values(), 0, "elastic.variables", None))
         else:
-            broadcast_variables(self._variables(), 0)
+            broadcast_variables(self._list_variables(), 0)
         super().sync()
 
 
@@ -174,11 +174,11 @@ class TensorFlowKerasState(TensorFlowState):
         self.backend = backend
         self.model = model
         self.optimizer = optimizer
-        self._saved_values = self._values()
+        self._saved_values = self._read_values()
 
-    def _variables(self) -> Sequence[Any]:
+    def _list_variables(self) -> Sequence[Any]:
         listed: list[Any] = []
         for owner in self._owners:
             variables = owner.variables() if callable(owner.variables) else owner.variables
-            listed += [variable_of(variable, type(self).__name__) for variable in variables]
+            listed += [unwrap_variable(variable, type(self).__name__) for variable in variables]
         return listed

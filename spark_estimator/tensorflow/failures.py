@@ -36,37 +36,39 @@ _KINDS: tuple[tuple[type[Exception], Any, Status], ...] = (
 
 
 @contextlib.contextmanager
-def as_tensorflow_raises() -> Iterator[None]:
+def raise_as_tensorflow() -> Iterator[None]:
     """Raise errors inside of it as TensorFlow's errors, too."""
     try:
         yield
     except tuple(kind for kind, _, _ in _KINDS) as error:
         if isinstance(error, tf.errors.OpError):
             raise
-        raise both(error) from error.__cause__
+        raise to_tensorflow_error(error) from error.__cause__
 
 
-def both(error: Exception, of_tensorflow: Any = None) -> Exception:
+def to_tensorflow_error(error: Exception, of_tensorflow: Any = None) -> Exception:
     """Return an error of the same class and text that is one of TensorFlow's, too.
 
     Args:
         of_tensorflow: TensorFlow's class; None: that of the table above.
     """
-    kind = of_tensorflow or next((known for kind, known, _ in _KINDS if isinstance(error, kind)), None)
+    kind = of_tensorflow or next(
+        (tensorflow_class for kind, tensorflow_class, _ in _KINDS if isinstance(error, kind)), None
+    )
     if kind is None:
         return error
     kind_of_error: Any = type(error)
-    result: Exception = _combined(kind_of_error, kind)(str(error))
+    result: Exception = _combine_classes(kind_of_error, kind)(str(error))
     return result.with_traceback(error.__traceback__)
 
 
-def status_of(error: BaseException) -> Status:
+def find_status(error: BaseException) -> Status:
     """Return the status of a failed node, by which ``native/tensorflow`` chooses TensorFlow's error."""
     return next((status for kind, _, status in _KINDS if isinstance(error, kind)), Status.INTERNAL)
 
 
 @functools.cache
-def _combined(kind: Any, of_tensorflow: Any) -> Any:
+def _combine_classes(kind: Any, of_tensorflow: Any) -> Any:
     def __init__(self: Any, message: str) -> None:
         of_tensorflow.__init__(self, None, None, message)
 

@@ -11,13 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from spark_estimator.collectives import context
-from spark_estimator.collectives.ops import whole_number
+from spark_estimator.collectives.ops import to_whole_number
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.collectives.reductions import where
+from spark_estimator.collectives.reductions import describe_call
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.differentiable import run
-from spark_estimator.tensorflow.failures import both
-from spark_estimator.tensorflow.nodes import Naming, checked_tensor, group
+from spark_estimator.tensorflow.failures import to_tensorflow_error
+from spark_estimator.tensorflow.nodes import Naming, check_group, check_tensor
 from spark_estimator.tensorflow.works import GraphCollective
 
 
@@ -36,8 +36,8 @@ def allgather(
         ValueError: the tensor has no dimension to join along, or cannot be sent; else as in `allreduce`.
         HorovodInternalError: the ranks' shapes differ beyond the first dimension; else as in `allreduce`.
     """
-    checked = checked_tensor(tensor, "allgather", rows=True)
-    return allgather_of([checked], "allgather", name, process_set, ignore_name_scope)[0]
+    checked = check_tensor(tensor, "allgather", rows=True)
+    return run_allgather([checked], "allgather", name, process_set, ignore_name_scope)[0]
 
 
 def grouped_allgather(
@@ -48,8 +48,8 @@ def grouped_allgather(
 ) -> list[Any]:
     """Gather several tensors as one, as `allgather` does: all of them, or none. Returns a list."""
     kind = "grouped_allgather"
-    members = [checked_tensor(tensor, kind, rows=True) for tensor in group(tensors, kind)]
-    return allgather_of(members, kind, name, process_set, ignore_name_scope)
+    members = [check_tensor(tensor, kind, rows=True) for tensor in check_group(tensors, kind)]
+    return run_allgather(members, kind, name, process_set, ignore_name_scope)
 
 
 def broadcast(
@@ -73,8 +73,8 @@ def broadcast(
         HorovodInternalError: as in `allreduce`.
     """
     kind = "broadcast"
-    checked = checked_tensor(tensor, kind)
-    root = checked_root(root_rank, process_set, kind)
+    checked = check_tensor(tensor, kind)
+    root = check_root(root_rank, process_set, kind)
 
     naming = Naming(kind, name, ignore_name_scope)
     return run(GraphCollective(works.BROADCAST, process_set, root_rank=root), naming, [checked])[0]
@@ -105,20 +105,20 @@ def alltoall(
             TensorFlow's ``InvalidArgumentError``, when it runs); else as in `allreduce`.
         HorovodInternalError: the ranks' shapes differ beyond the first dimension; else as in `allreduce`.
     """
-    checked = checked_tensor(tensor, "alltoall", rows=True)
+    checked = check_tensor(tensor, "alltoall", rows=True)
     if splits is None:
         shares = tf.zeros([0], tf.int32)  # which a node takes for even ones
     else:
         shares = tf.cast(tf.convert_to_tensor(splits), tf.int32)
         if shares.shape.num_elements() == 0:
-            message = f"{where('alltoall')}: splits must have one number per rank, and it is empty."
-            raise both(ValueError(message))
+            message = f"{describe_call('alltoall')}: splits must have one number per rank, and it is empty."
+            raise to_tensorflow_error(ValueError(message))
     naming = Naming("alltoall", name, ignore_name_scope)
     rows, received = run(GraphCollective(works.ALLTOALL, process_set), naming, [checked, shares])
     return rows if splits is None else (rows, received)
 
 
-def allgather_of(
+def run_allgather(
     tensors: Sequence[Any], kind: str, name: str | None, process_set: ProcessSet | None, ignore_name_scope: bool = False
 ) -> list[Any]:
     """Join the rows of tensors, in one request; see `allgather`."""
@@ -126,10 +126,12 @@ def allgather_of(
     return run(gather, Naming(kind, name, ignore_name_scope), tensors)
 
 
-def checked_root(root_rank: object, process_set: ProcessSet | None, kind: str) -> int:
+def check_root(root_rank: object, process_set: ProcessSet | None, kind: str) -> int:
     """Return a rank whose values all get. Raises ValueError when it is none of the set's."""
-    root = whole_number(root_rank)
+    root = to_whole_number(root_rank)
     ranks = context.engine(process_set).ranks
     if root is None or root not in ranks:
-        raise both(ValueError(f"{where(kind)}: root_rank={root_rank!r} must be one of the ranks {list(ranks)}."))
+        raise to_tensorflow_error(
+            ValueError(f"{describe_call(kind)}: root_rank={root_rank!r} must be one of the ranks {list(ranks)}.")
+        )
     return root

@@ -14,27 +14,27 @@ import tensorflow as tf
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.compression.casts import is_int8
-from spark_estimator.collectives.compression.int8 import key_of
+from spark_estimator.collectives.compression.int8 import make_key
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.collectives.reductions import Adasum, Average, Sum, op_text, where
+from spark_estimator.collectives.reductions import Adasum, Average, Sum, describe_call, describe_op
 from spark_estimator.tensorflow.compression import Compression, checked_compressor
-from spark_estimator.tensorflow.nodes import checked_tensor
-from spark_estimator.tensorflow.questions import size_of
-from spark_estimator.tensorflow.reducing import TensorReduction, allreduce, allreduce_of
+from spark_estimator.tensorflow.nodes import check_tensor
+from spark_estimator.tensorflow.questions import ask_size
+from spark_estimator.tensorflow.reducing import TensorReduction, allreduce, run_allreduce
 
 
-def same(variable: Any) -> int:
+def identify(variable: Any) -> int:
     """Return the number by which a variable is known: Keras has its own around TensorFlow's."""
-    return id(_inner(variable))
+    return id(_unwrap(variable))
 
 
-def _inner(variable: Any) -> Any:
+def _unwrap(variable: Any) -> Any:
     return variable if hasattr(variable, "read_value") else getattr(variable, "value", variable)
 
 
-def residues_of(variables: Iterable[Any]) -> str:
+def make_residue_keys(variables: Iterable[Any]) -> str:
     """Return the keys of the rounding errors of the variables' gradients; see ``works.GraphCollective``."""
-    return ",".join(key_of(_inner(variable)) for variable in variables)
+    return ",".join(make_key(_unwrap(variable)) for variable in variables)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class GradientOptions:
     process_set: ProcessSet = global_process_set
     scale_local: bool = True
 
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Return whether there is no other rank to exchange with: one rank, not elastic; or this rank is not in the
         set.
         """
@@ -69,7 +69,7 @@ class GradientOptions:
             return True
         return context.engine(self.process_set).size == 1 and not context.settings().elastic
 
-    def reduced(self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int]) -> list[Any]:
+    def reduce_gradients(self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int]) -> list[Any]:
         """Return the gradients, reduced over the ranks; those of local variables as they are, or scaled. Collective.
 
         Args:
@@ -78,36 +78,36 @@ class GradientOptions:
             local: variables of this rank only, by `identify`.
         """
         results = list(gradients)
-        if self.alone():
+        if self.is_alone():
             return results
         dense: list[tuple[int, Any, Any]] = []
         as_int8 = is_int8(self.compression)  # by the engine
         for number, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
                 continue
-            if same(variable) in local:
-                results[number] = self._scaled(gradient) if self.scale_local else gradient
+            if identify(variable) in local:
+                results[number] = self._scale(gradient) if self.scale_local else gradient
             elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
                 results[number] = allreduce(gradient, op=self.op, process_set=self.process_set)
             else:
-                tensor = checked_tensor(gradient, self.kind)
+                tensor = check_tensor(gradient, self.kind)
                 dense.append((number, *((tensor, None) if as_int8 else self.compression.compress(tensor))))
         how = TensorReduction(self.op, 1.0 / self.predivide, self.predivide, self.process_set)
-        for bucket in self._buckets(dense, variables):
+        for bucket in self._plan_buckets(dense, variables):
             if as_int8:
-                how = how._replace(residues=residues_of(variables[number] for number, _, _ in bucket))
-            outputs = allreduce_of([tensor for _, tensor, _ in bucket], "gradients", None, how)
+                how = how._replace(residues=make_residue_keys(variables[number] for number, _, _ in bucket))
+            outputs = run_allreduce([tensor for _, tensor, _ in bucket], "gradients", None, how)
             for (number, _, ctx), output in zip(bucket, outputs, strict=True):
                 results[number] = self.compression.decompress(output, ctx)
         return results
 
-    def _scaled(self, gradient: Any) -> Any:
+    def _scale(self, gradient: Any) -> Any:
         if isinstance(gradient, tf.IndexedSlices):
-            values = gradient.values / size_of(self.process_set, gradient.values.dtype)
+            values = gradient.values / ask_size(self.process_set, gradient.values.dtype)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient / size_of(self.process_set, gradient.dtype)
+        return gradient / ask_size(self.process_set, gradient.dtype)
 
-    def _buckets(
+    def _plan_buckets(
         self, dense: Sequence[tuple[int, Any, Any]], variables: Sequence[Any]
     ) -> Iterator[list[tuple[int, Any, Any]]]:
         """Yield gradients that are reduced as one, in an order that is the same on all ranks."""
@@ -118,12 +118,12 @@ class GradientOptions:
             return
         ungrouped = list(dense)
         for group in self.groups or ():
-            members = [entry for entry in ungrouped if same(variables[entry[0]]) in group]
+            members = [entry for entry in ungrouped if identify(variables[entry[0]]) in group]
             if members:
                 yield members
-                ungrouped = [entry for entry in ungrouped if same(variables[entry[0]]) not in group]
+                ungrouped = [entry for entry in ungrouped if identify(variables[entry[0]]) not in group]
         bucket: list[tuple[int, Any, Any]] = []
-        limit = _bucket_bytes()
+        limit = _choose_bucket_bytes()
         room = limit
         # From the end: backward has the last layers' gradients first.
         for entry in reversed(ungrouped):
@@ -137,7 +137,7 @@ class GradientOptions:
             yield bucket
 
 
-def _bucket_bytes() -> float:
+def _choose_bucket_bytes() -> float:
     """Return how many bytes of gradients are reduced as one, the same on all ranks.
 
     On one host all of them: cores move the bytes, and TensorFlow computes with every core. Several buckets'
@@ -149,7 +149,7 @@ def _bucket_bytes() -> float:
     return context.settings().bucket_bytes
 
 
-def exchange_of(
+def make_options(
     kind: str,
     compression: Any,
     sparse_as_dense: bool,
@@ -166,14 +166,16 @@ def exchange_of(
     except ValueError:
         operation = ReduceOp.MIN
     if isinstance(op, bool) or operation not in (Average, Sum, Adasum):
-        raise ValueError(f"{where(kind)}: op={op_text(op)} must be hvd.Average, hvd.Sum or hvd.Adasum.")
+        raise ValueError(f"{describe_call(kind)}: op={describe_op(op)} must be hvd.Average, hvd.Sum or hvd.Adasum.")
     factor = gradient_predivide_factor
     if not isinstance(factor, numbers.Real) or not 0 < float(factor) < math.inf:
-        raise ValueError(f"{where(kind)}: gradient_predivide_factor={factor!r} must be a number greater than 0.")
+        raise ValueError(
+            f"{describe_call(kind)}: gradient_predivide_factor={factor!r} must be a number greater than 0."
+        )
     if factor != 1.0 and operation is not Average:
-        raise ValueError(f"{where(kind)}: gradient_predivide_factor={factor} requires op=hvd.Average.")
+        raise ValueError(f"{describe_call(kind)}: gradient_predivide_factor={factor} requires op=hvd.Average.")
     if not isinstance(process_set, ProcessSet):
-        raise ValueError(f"{where(kind)}: process_set must be a ProcessSet, not {process_set!r}.")
+        raise ValueError(f"{describe_call(kind)}: process_set must be a ProcessSet, not {process_set!r}.")
     if num_groups:
         import warnings
 
@@ -181,8 +183,8 @@ def exchange_of(
         groups = num_groups if groups is None else groups
     if is_int8(compression) and operation is Adasum:
         raise ValueError(
-            f"{where(kind)}: compression=hvd.Compression.int8 is not supported with op=hvd.Adasum. Use op=hvd.Average, "
-            "or hvd.Compression.none, fp16 or bf16."
+            f"{describe_call(kind)}: compression=hvd.Compression.int8 is not supported with op=hvd.Adasum. Use "
+            "op=hvd.Average, or hvd.Compression.none, fp16 or bf16."
         )
     return GradientOptions(
         kind,
@@ -190,18 +192,20 @@ def exchange_of(
         bool(sparse_as_dense),
         operation,
         float(factor),
-        _checked_groups(groups, kind),
+        _check_groups(groups, kind),
         process_set,
         bool(scale_local_gradients),
     )
 
 
-def _checked_groups(groups: Any, kind: str) -> int | tuple[tuple[int, ...], ...] | None:
+def _check_groups(groups: Any, kind: str) -> int | tuple[tuple[int, ...], ...] | None:
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
         return groups
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
-        raise ValueError(f"{where(kind)}: groups={groups!r} must be an integer greater than 0, or lists of variables.")
-    members = [same(variable) for group in groups for variable in group]
+        raise ValueError(
+            f"{describe_call(kind)}: groups={groups!r} must be an integer greater than 0, or lists of variables."
+        )
+    members = [identify(variable) for group in groups for variable in group]
     if len(set(members)) != len(members):
-        raise ValueError(f"{where(kind)}: groups has a variable twice; each may be in one group only.")
-    return tuple(tuple(same(variable) for variable in group) for group in groups)
+        raise ValueError(f"{describe_call(kind)}: groups has a variable twice; each may be in one group only.")
+    return tuple(tuple(identify(variable) for variable in group) for group in groups)

@@ -24,13 +24,13 @@ def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
     values: dict[tuple[Any, bool], Any] = {}
 
     @functools.wraps(function)
-    def remembered(*args: Any) -> Any:
+    def remember(*args: Any) -> Any:
         key = args, _executing_eagerly()
         if key not in values:
             values[key] = function(*args)
         return values[key]
 
-    return remembered
+    return remember
 
 
 def vars_to_refs(vars: Any) -> Any:

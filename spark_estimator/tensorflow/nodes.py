@@ -25,13 +25,13 @@ from tensorflow.python.ops import control_flow_v2_func_graphs
 
 from spark_estimator._native import DType
 from spark_estimator.collectives.process_set import HOW_TO_REGISTER
-from spark_estimator.collectives.reductions import request_name, where
-from spark_estimator.log import logger
+from spark_estimator.collectives.reductions import describe_call, make_request_name
+from spark_estimator.log import get_logger
 from spark_estimator.tensorflow import works
-from spark_estimator.tensorflow.failures import as_tensorflow_raises, both
+from spark_estimator.tensorflow.failures import raise_as_tensorflow, to_tensorflow_error
 from spark_estimator.tensorflow.works import GraphCollective
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 # Graphs of branches and bodies, which are built where they run.
 _BRANCHES = (
@@ -88,32 +88,32 @@ def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any])
         NativeLibraryError: this TensorFlow cannot have such nodes.
     """
     if naming.name is not None:
-        request_name(naming.kind, naming.name)  # which checks it
-    _warn_of_copies(tensors)
+        make_request_name(naming.kind, naming.name)  # which checks it
+    _warn_about_copies(tensors)
     if tf.executing_eagerly():
         request = None if naming.name is None else f"{naming.kind}.{naming.name}"
         # One without dimensions returns a number. Others give their own memory, which is only read.
         values = [numpy.asarray(tensor.__array__()) for tensor in tensors]
-        with as_tensorflow_raises():
-            return [tf.convert_to_tensor(array) for array in works.on_arrays(collective, request, values)]
+        with raise_as_tensorflow():
+            return [tf.convert_to_tensor(array) for array in works.run_on_arrays(collective, request, values)]
     graph = tf.compat.v1.get_default_graph()
     if _is_for_xla(graph):
         raise ValueError(
-            f"{where(naming.kind)}: XLA cannot compile a collective. Build the function with jit_compile=False, as in "
-            "model.compile(jit_compile=False), or call the collective outside the function."
+            f"{describe_call(naming.kind)}: XLA cannot compile a collective. Build the function with "
+            "jit_compile=False, as in model.compile(jit_compile=False), or call the collective outside the function."
         )
     works.register()
     if collective.process_set.process_set_id is None:
-        raise ValueError(f"{where(naming.kind)}: {collective.process_set} is not registered. {HOW_TO_REGISTER}")
-    request, by_node_name = _request(naming, graph)
+        raise ValueError(f"{describe_call(naming.kind)}: {collective.process_set} is not registered. {HOW_TO_REGISTER}")
+    request, by_node_name = _make_request_name(naming, graph)
     # On the host's device, not on the one that the user has chosen for the surrounding code.
-    scope = "Horovod" + "".join(part.title() for part in naming.kind.split("_"))
+    scope = "Horovod" + "".join(word.title() for word in naming.kind.split("_"))
     with tf.device("/cpu:0"), tf.name_scope(scope):
-        results: list[Any] = _node(collective, request, by_node_name, tensors, graph)
+        results: list[Any] = _add_node(collective, request, by_node_name, tensors, graph)
         return results
 
 
-def _warn_of_copies(tensors: Sequence[Any]) -> None:
+def _warn_about_copies(tensors: Sequence[Any]) -> None:
     """Warns once that tensors on GPUs are copied: no other library can wait on the streams of TensorFlow."""
     global _warned_of_copies
     if _warned_of_copies:
@@ -132,7 +132,7 @@ def _warn_of_copies(tensors: Sequence[Any]) -> None:
 _warned_of_copies = False
 
 
-def checked_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
+def check_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
     """Return `tensor` as a ``tf.Tensor`` that can be sent. Variables, arrays and numbers become one.
 
     Args:
@@ -148,25 +148,25 @@ def checked_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
         converted = tf.identity(converted)
     if converted.dtype.name not in _SENDABLE:
         message = (
-            f"{where(kind)}: tensors of type {converted.dtype.name} cannot be sent; supported types: "
+            f"{describe_call(kind)}: tensors of type {converted.dtype.name} cannot be sent; supported types: "
             f"{', '.join(sorted(_SENDABLE))}."
         )
-        raise both(ValueError(message))
+        raise to_tensorflow_error(ValueError(message))
     if rows and converted.shape.rank == 0:
         message = (
-            f"{where(kind)}: tensors are split along dimension 0, and a 0-dimensional tensor has no rows: use "
+            f"{describe_call(kind)}: tensors are split along dimension 0, and a 0-dimensional tensor has no rows: use "
             "tf.expand_dims."
         )
-        raise both(ValueError(message), tf.errors.FailedPreconditionError)
+        raise to_tensorflow_error(ValueError(message), tf.errors.FailedPreconditionError)
     return converted
 
 
-def group(tensors: Any, kind: str) -> list[Any]:
+def check_group(tensors: Any, kind: str) -> list[Any]:
     """Return the members of a group. Raises ValueError when there are none, or they are no list."""
     if not isinstance(tensors, (list, tuple)):
-        raise ValueError(f"{where(kind)}: a list of tensors is needed, not {tensors!r:.100}.")
+        raise ValueError(f"{describe_call(kind)}: a list of tensors is needed, not {tensors!r:.100}.")
     if not tensors:
-        raise ValueError(f"{where(kind)}: at least one tensor is needed, and the list is empty.")
+        raise ValueError(f"{describe_call(kind)}: at least one tensor is needed, and the list is empty.")
     return list(tensors)
 
 
@@ -175,10 +175,10 @@ def _is_for_xla(graph: Any) -> bool:
     context = graph._get_control_flow_context()
     if context is not None and context.IsXLAContext():
         return True
-    return any(getattr(function, "_jit_compile", None) is True for function, _ in _traced())
+    return any(getattr(function, "_jit_compile", None) is True for function, _ in _iterate_traced())
 
 
-def _traced() -> Iterator[tuple[Any, Any]]:
+def _iterate_traced() -> Iterator[tuple[Any, Any]]:
     """Yield the tf.functions that are being traced, the innermost first, each with its graph.
 
     TensorFlow has no list of them; while they are traced, they are on the call stack.
@@ -196,33 +196,33 @@ def _traced() -> Iterator[tuple[Any, Any]]:
         frame = frame.f_back
 
 
-def _request(naming: Naming, graph: Any) -> tuple[str, bool]:
+def _make_request_name(naming: Naming, graph: Any) -> tuple[str, bool]:
     """Return the request's name in a graph, and whether the node's name is added to it."""
     if naming.request is not None:
-        return (naming.request if naming.by_node_name else _numbered(naming.request, graph)), naming.by_node_name
+        return (naming.request if naming.by_node_name else _number_request(naming.request, graph)), naming.by_node_name
     if naming.name is not None:
         scope = "" if naming.whole else graph.get_name_scope()
         return (f"{naming.kind}.{scope}/{naming.name}" if scope else f"{naming.kind}.{naming.name}"), False
     if not graph.building_function:
         # TensorFlow keeps the names of a graph's nodes apart, also from those of a graph that is imported into it.
         return f"{naming.kind}.node", True
-    return _unnamed_request(naming.kind, graph), False
+    return _name_unnamed(naming.kind, graph), False
 
 
-def _numbered(request: str, graph: Any) -> str:
+def _number_request(request: str, graph: Any) -> str:
     """Return the name of a request that is derived from another's, unique also if a graph has several of them."""
     counts = _derived.setdefault(graph, Counter())
     counts[request] += 1
     return request if counts[request] == 1 else f"{request}.{counts[request] - 1}"
 
 
-def _unnamed_request(kind: str, graph: Any) -> str:
+def _name_unnamed(kind: str, graph: Any) -> str:
     """Return the name of a collective that the user gave none: the same on ranks that trace the same functions.
 
     A function that calls another one may run its own collectives beside the other's: their names differ by the
     function. How often, in which order and inside of what a rank has traced them makes no difference.
     """
-    function, root = next(_traced(), (None, None))
+    function, root = next(_iterate_traced(), (None, None))
     if root is None:
         root = graph
         # Branches and bodies have separate graphs: they count in the graph that they belong to.
@@ -230,10 +230,10 @@ def _unnamed_request(kind: str, graph: Any) -> str:
             root = root.outer_graph
     counts = _unnamed.setdefault(root, Counter())
     counts[kind] += 1
-    return ".".join([kind, "node", *([] if function is None else [_source_of(function)]), str(counts[kind] - 1)])
+    return ".".join([kind, "node", *([] if function is None else [_describe_source(function)]), str(counts[kind] - 1)])
 
 
-def _control_flow_scopes(graph: Any) -> list[str]:
+def _list_control_flow_scopes(graph: Any) -> list[str]:
     """Return the name scopes of the cond, case and while operations around a graph, the outermost first."""
     scopes: list[str] = []
     while isinstance(graph, _BRANCHES):
@@ -242,7 +242,7 @@ def _control_flow_scopes(graph: Any) -> list[str]:
     return scopes
 
 
-def _source_of(function: Any) -> str:
+def _describe_source(function: Any) -> str:
     """Return the name and the line of what a tf.function was made of, as they are on every rank."""
     python = inspect.unwrap(function._python_function)
     while isinstance(python, functools.partial):
@@ -260,7 +260,7 @@ def _run_independently(graph: Any, *nodes: Any) -> None:
             order.run_independently(node)
 
 
-def _node(
+def _add_node(
     collective: GraphCollective, request: str, by_node_name: bool, tensors: Sequence[Any], graph: Any
 ) -> list[Any]:
     """Put a node into a graph, and return its results."""
@@ -269,14 +269,14 @@ def _node(
         "request": request,
         "by_node_name": by_node_name,
         # Distinguishes a copy of the node from it: see native/tensorflow/nodes.cc, Copy.
-        "node_name": "\n".join([*_control_flow_scopes(graph), graph.unique_name(op, mark_as_used=False)]),
+        "node_name": "\n".join([*_list_control_flow_scopes(graph), graph.unique_name(op, mark_as_used=False)]),
         "process_set_id": collective.process_set.process_set_id,
-        "process_set_ranks": works.ranks_text(collective.process_set),
+        "process_set_ranks": works.format_ranks(collective.process_set),
     }
     if op in (works.ALLREDUCE, works.REDUCESCATTER):
         attributes["reduce_op"] = int(collective.reduce_op)
-        attributes["prescale_factor"] = _number(collective.prescale)
-        attributes["postscale_factor"] = _number(collective.postscale)
+        attributes["prescale_factor"] = _make_number(collective.prescale)
+        attributes["postscale_factor"] = _make_number(collective.postscale)
         if op == works.ALLREDUCE:
             attributes["residues"] = collective.residues
     elif op in (works.BROADCAST, works.BROADCAST_VARIABLES):
@@ -294,7 +294,7 @@ def _node(
     results: list[Any] = tf.nest.flatten(output)
     node = results[0].op
     _run_independently(graph, node)
-    for result, shape in zip(results, _shapes(op, tensors), strict=True):
+    for result, shape in zip(results, _find_shapes(op, tensors), strict=True):
         result.set_shape(shape)
     if execute.must_record_gradient():
         flat = [item for pair in attributes.items() for item in pair]
@@ -302,20 +302,20 @@ def _node(
     return results
 
 
-def _number(value: float) -> Any:
+def _make_number(value: float) -> Any:
     return tf.make_tensor_proto(value, tf.float64, shape=[])
 
 
-def _shapes(op: str, tensors: Sequence[Any]) -> list[Any]:
+def _find_shapes(op: str, tensors: Sequence[Any]) -> list[Any]:
     """Return the known dimensions of an op's results."""
     if op == works.QUESTION:
         return [tf.TensorShape([])]
     if op in (works.ALLREDUCE, works.BROADCAST, works.BROADCAST_VARIABLES):
         return [tensor.shape for tensor in tensors]
     if op == works.ALLTOALL:
-        return [_any_rows(tensors[0].shape), tf.TensorShape([None])]
-    return [_any_rows(tensor.shape) for tensor in tensors]
+        return [_clear_rows(tensors[0].shape), tf.TensorShape([None])]
+    return [_clear_rows(tensor.shape) for tensor in tensors]
 
 
-def _any_rows(shape: Any) -> Any:
+def _clear_rows(shape: Any) -> Any:
     return shape if shape.rank is None else tf.TensorShape([None, *shape[1:]])

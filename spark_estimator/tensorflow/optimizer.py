@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from spark_estimator.collectives.ops import whole_number
+from spark_estimator.collectives.ops import to_whole_number
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.collectives.reductions import Adasum, Average, where
+from spark_estimator.collectives.reductions import Adasum, Average, describe_call
 from spark_estimator.tensorflow.aggregation import Aggregation
 from spark_estimator.tensorflow.compression import Compression
-from spark_estimator.tensorflow.gradients import GradientOptions, exchange_of, same
+from spark_estimator.tensorflow.gradients import GradientOptions, identify, make_options
 
 _KIND = "DistributedOptimizer"
 
@@ -30,20 +30,20 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc,
 
     def register_local_var(self, var: Any) -> None:
         """Has a variable belong to this rank only: its gradient is not reduced, but divided by the number of ranks."""
-        self._local.add(same(var))
+        self._local.add(identify(var))
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Compute the optimizer's gradients, reduced over all ranks. Collective when it runs."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
-        def reduced(local: list[Any]) -> list[Any]:
-            return self._exchange.reduced(local, variables, self._local)
+        def reduce_all(local: list[Any]) -> list[Any]:
+            return self._exchange.reduce_gradients(local, variables, self._local)
 
         if self._aggregation is None:
-            results = reduced(gradients)
+            results = reduce_all(gradients)
         else:
-            results = self._aggregation.gradients(gradients, variables, reduced)
+            results = self._aggregation.add_gradients(gradients, variables, reduce_all)
         return list(zip(results, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
@@ -101,7 +101,7 @@ def DistributedOptimizer(
         ValueError: an argument is malformed, or the optimizer is none.
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return _of_keras(
+        return _wrap_keras(
             optimizer,
             name=name,
             device_dense=device_dense,
@@ -117,14 +117,15 @@ def DistributedOptimizer(
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )
-    passes = whole_number(backward_passes_per_step) or 0
+    passes = to_whole_number(backward_passes_per_step) or 0
     if passes <= 0:
         raise ValueError(
-            f"{where(_KIND)}: backward_passes_per_step={backward_passes_per_step!r} must be an integer greater than 0."
+            f"{describe_call(_KIND)}: backward_passes_per_step={backward_passes_per_step!r} must be an integer greater "
+            "than 0."
         )
     if op == Adasum and average_aggregated_gradients:
-        raise ValueError(f"{where(_KIND)}: average_aggregated_gradients is not supported with op=hvd.Adasum.")
-    exchange = exchange_of(
+        raise ValueError(f"{describe_call(_KIND)}: average_aggregated_gradients is not supported with op=hvd.Adasum.")
+    exchange = make_options(
         _KIND,
         compression,
         sparse_as_dense,
@@ -138,10 +139,10 @@ def DistributedOptimizer(
     return _DistributedOptimizer(optimizer, name, use_locking, exchange, passes, bool(average_aggregated_gradients))
 
 
-def _of_keras(optimizer: Any, **arguments: Any) -> Any:
+def _wrap_keras(optimizer: Any, **arguments: Any) -> Any:
     if not hasattr(optimizer, "apply_gradients") and not hasattr(optimizer, "apply"):
         raise ValueError(
-            f"{where(_KIND)}: an optimizer of tf.compat.v1.train or of Keras is needed, not {optimizer!r:.100}."
+            f"{describe_call(_KIND)}: an optimizer of tf.compat.v1.train or of Keras is needed, not {optimizer!r:.100}."
         )
     from spark_estimator.keras import DistributedOptimizer as of_keras
 

@@ -29,7 +29,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     Raises:
         ValueError: when it runs: no process set has this id.
     """
-    return _answer("size", name, _set_of(process_set_id))
+    return _answer("size", name, _find_set(process_set_id))
 
 
 def local_size_op(name: str | None = None) -> Any:
@@ -39,7 +39,7 @@ def local_size_op(name: str | None = None) -> Any:
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return 1 when this rank is in a process set, else 0, as an int32 tensor. Raises as `size_op` does."""
-    return _answer("included", name, _set_of(process_set_id))
+    return _answer("included", name, _find_set(process_set_id))
 
 
 def join() -> Any:
@@ -58,20 +58,20 @@ def join() -> Any:
         return _answer("join", None)
 
 
-def size_of(process_set: ProcessSet, dtype: Any) -> Any:
+def ask_size(process_set: ProcessSet, dtype: Any) -> Any:
     """Return how many ranks a process set has, as a tensor of a type that one can divide by."""
     return tf.cast(_answer("size", None, process_set), dtype)
 
 
-def rank_of(process_set: ProcessSet) -> Any:
+def ask_rank(process_set: ProcessSet) -> Any:
     """Return this process's number in a process set, as an int32 tensor."""
     return _answer("rank in set", None, process_set)
 
 
-def _set_of(process_set_id: int) -> ProcessSet:
+def _find_set(process_set_id: int) -> ProcessSet:
     # A graph may be built before the set is registered, and run in another job.
     return (
-        context.process_set_of(process_set_id) if tf.executing_eagerly() else works.process_set_of_node(process_set_id)
+        context.find_process_set(process_set_id) if tf.executing_eagerly() else works.make_process_set(process_set_id)
     )
 
 

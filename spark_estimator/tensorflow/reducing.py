@@ -13,15 +13,15 @@ import tensorflow as tf
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.collectives.reductions import Adasum, Average, Sum, check_adasum, reduce_op, where
+from spark_estimator.collectives.reductions import Adasum, Average, Sum, check_adasum, describe_call, reduce_op
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.tensorflow import works
 from spark_estimator.tensorflow.compression import Compression, checked_compressor
 from spark_estimator.tensorflow.differentiable import run
-from spark_estimator.tensorflow.failures import both
-from spark_estimator.tensorflow.gathering import allgather_of
-from spark_estimator.tensorflow.nodes import Naming, checked_tensor, group
-from spark_estimator.tensorflow.questions import size_of
+from spark_estimator.tensorflow.failures import to_tensorflow_error
+from spark_estimator.tensorflow.gathering import run_allgather
+from spark_estimator.tensorflow.nodes import Naming, check_group, check_tensor
+from spark_estimator.tensorflow.questions import ask_size
 from spark_estimator.tensorflow.works import GraphCollective
 
 
@@ -87,8 +87,8 @@ def allreduce(
     how = TensorReduction(operation, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         return _allreduce_slices(tensor, name, how, ignore_name_scope)
-    compressed, ctx = compression.compress(checked_tensor(tensor, "allreduce"))
-    [reduced] = allreduce_of([compressed], "allreduce", name, how, ignore_name_scope)
+    compressed, ctx = compression.compress(check_tensor(tensor, "allreduce"))
+    [reduced] = run_allreduce([compressed], "allreduce", name, how, ignore_name_scope)
     return compression.decompress(reduced, ctx)
 
 
@@ -125,7 +125,7 @@ def grouped_allreduce(
         return tensors  # type: ignore[return-value]
     compression = checked_compressor(compression, kind)
     how = TensorReduction(operation, prescale_factor, postscale_factor, process_set)
-    members = group(tensors, kind)
+    members = check_group(tensors, kind)
     results: list[Any] = [None] * len(members)
     dense: list[tuple[int, Any, Any]] = []
     for number, member in enumerate(members):
@@ -133,9 +133,9 @@ def grouped_allreduce(
             of_slices = None if name is None else f"{name}.{number}"
             results[number] = _allreduce_slices(member, of_slices, how, ignore_name_scope)
         else:
-            dense.append((number, *compression.compress(checked_tensor(member, kind))))
+            dense.append((number, *compression.compress(check_tensor(member, kind))))
     if dense:
-        reduced = allreduce_of([tensor for _, tensor, _ in dense], kind, name, how, ignore_name_scope)
+        reduced = run_allreduce([tensor for _, tensor, _ in dense], kind, name, how, ignore_name_scope)
         for (number, _, ctx), result in zip(dense, reduced, strict=True):
             results[number] = compression.decompress(result, ctx)
     return results
@@ -168,9 +168,9 @@ def reducescatter(
     """
     kind = "reducescatter"
     compression = checked_compressor(compression, kind)
-    compressed, ctx = compression.compress(checked_tensor(tensor, kind, rows=True))
+    compressed, ctx = compression.compress(check_tensor(tensor, kind, rows=True))
     how = TensorReduction(reduce_op(None, op), prescale_factor, postscale_factor, process_set)
-    [reduced] = _reducescatter_of([compressed], kind, name, how, ignore_name_scope)
+    [reduced] = _run_reducescatter([compressed], kind, name, how, ignore_name_scope)
     return compression.decompress(reduced, ctx)
 
 
@@ -190,9 +190,9 @@ def grouped_reducescatter(
     if _is_empty(tensors):
         return tensors  # type: ignore[return-value]
     compression = checked_compressor(compression, kind)
-    pairs = [compression.compress(checked_tensor(tensor, kind, rows=True)) for tensor in group(tensors, kind)]
+    pairs = [compression.compress(check_tensor(tensor, kind, rows=True)) for tensor in check_group(tensors, kind)]
     how = TensorReduction(reduce_op(None, op), prescale_factor, postscale_factor, process_set)
-    reduced = _reducescatter_of([tensor for tensor, _ in pairs], kind, name, how, ignore_name_scope)
+    reduced = _run_reducescatter([tensor for tensor, _ in pairs], kind, name, how, ignore_name_scope)
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(reduced, pairs, strict=True)]
 
 
@@ -201,7 +201,7 @@ def _is_empty(tensors: object) -> bool:
     return isinstance(tensors, (list, tuple)) and not tensors
 
 
-def allreduce_of(
+def run_allreduce(
     tensors: Sequence[Any], kind: str, name: str | None, how: TensorReduction, ignore_name_scope: bool = False
 ) -> list[Any]:
     """Reduce tensors as one; see `allreduce`.
@@ -216,23 +216,23 @@ def allreduce_of(
     if how.op is Adasum and context.is_initialized():
         check_adasum(how.op, context.engine(how.process_set).size, kind)
 
-    return run(_collective(works.ALLREDUCE, how), Naming(kind, name, ignore_name_scope), tensors)
+    return run(_make_collective(works.ALLREDUCE, how), Naming(kind, name, ignore_name_scope), tensors)
 
 
-def _reducescatter_of(
+def _run_reducescatter(
     tensors: Sequence[Any], kind: str, name: str | None, how: TensorReduction, ignore_name_scope: bool
 ) -> list[Any]:
     if how.op not in (Average, Sum):
         message = (
-            f"{where(kind)}: op=hvd.{how.op.name.title()} is not supported. Use hvd.Average or hvd.Sum, or slice this "
-            "rank's rows from an allreduce."
+            f"{describe_call(kind)}: op=hvd.{how.op.name.title()} is not supported. Use hvd.Average or hvd.Sum, or "
+            "slice this rank's rows from an allreduce."
         )
-        raise both(HorovodInternalError(message), tf.errors.AbortedError)
+        raise to_tensorflow_error(HorovodInternalError(message), tf.errors.AbortedError)
 
-    return run(_collective(works.REDUCESCATTER, how), Naming(kind, name, ignore_name_scope), tensors)
+    return run(_make_collective(works.REDUCESCATTER, how), Naming(kind, name, ignore_name_scope), tensors)
 
 
-def _collective(op: str, how: TensorReduction) -> GraphCollective:
+def _make_collective(op: str, how: TensorReduction) -> GraphCollective:
     factors = float(how.prescale), float(how.postscale)
     return GraphCollective(op, how.process_set, how.op, *factors, residues=how.residues)
 
@@ -241,19 +241,19 @@ def _allreduce_slices(tensor: Any, name: str | None, how: TensorReduction, ignor
     kind = "sparse_allreduce"
     if how.op not in (Average, Sum):
         raise NotImplementedError(
-            f"{where(kind)}: op=hvd.{how.op.name.title()} is not supported for tf.IndexedSlices. Use hvd.Average or "
-            "hvd.Sum, or convert them with tf.convert_to_tensor()."
+            f"{describe_call(kind)}: op=hvd.{how.op.name.title()} is not supported for tf.IndexedSlices. Use "
+            "hvd.Average or hvd.Sum, or convert them with tf.convert_to_tensor()."
         )
     if how.prescale != 1.0 or how.postscale != 1.0:
         raise NotImplementedError(
-            f"{where(kind)}: prescale_factor and postscale_factor are not supported for tf.IndexedSlices: multiply "
-            "their values, or convert them with tf.convert_to_tensor()."
+            f"{describe_call(kind)}: prescale_factor and postscale_factor are not supported for tf.IndexedSlices: "
+            "multiply their values, or convert them with tf.convert_to_tensor()."
         )
-    parts = [checked_tensor(tensor.values, kind, rows=True), checked_tensor(tensor.indices, kind, rows=True)]
-    if how.op is Average and parts[0].dtype == tf.bool:
-        raise ValueError(f"{where(kind)}: bool tensors cannot be averaged: use hvd.Sum, or tf.cast().")
-    values, indices = allgather_of(parts, kind, name, how.process_set, ignore_name_scope)
+    components = [check_tensor(tensor.values, kind, rows=True), check_tensor(tensor.indices, kind, rows=True)]
+    if how.op is Average and components[0].dtype == tf.bool:
+        raise ValueError(f"{describe_call(kind)}: bool tensors cannot be averaged: use hvd.Sum, or tf.cast().")
+    values, indices = run_allgather(components, kind, name, how.process_set, ignore_name_scope)
     if how.op is Average:
         # As Horovod: of whole numbers TensorFlow makes float64, of those of 8 and 16 bits float32.
-        values = values / size_of(how.process_set, values.dtype)
+        values = values / ask_size(how.process_set, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)

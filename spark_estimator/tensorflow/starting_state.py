@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.collectives.reductions import where
+from spark_estimator.collectives.reductions import describe_call
 from spark_estimator.tensorflow import works
-from spark_estimator.tensorflow.gathering import checked_root
+from spark_estimator.tensorflow.gathering import check_root
 from spark_estimator.tensorflow.nodes import Naming, perform
 from spark_estimator.tensorflow.works import GraphCollective
 
@@ -58,7 +58,9 @@ def broadcast_(
     """
     listed = list(variables)
     assigned = _broadcast(listed, root_rank, process_set)
-    return [variable_of(variable, _KIND).read_value() for variable in listed] if tf.executing_eagerly() else assigned
+    return (
+        [unwrap_variable(variable, _KIND).read_value() for variable in listed] if tf.executing_eagerly() else assigned
+    )
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
@@ -101,18 +103,18 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self.bcast_op)
 
 
-def variable_of(value: Any, kind: str) -> Any:
+def unwrap_variable(value: Any, kind: str) -> Any:
     """Return the ``tf.Variable`` of a variable of TensorFlow or Keras. Raises ValueError for what is none."""
     inner = value if hasattr(value, "read_value") else getattr(value, "value", None)
     if not hasattr(inner, "read_value") or not hasattr(inner, "assign"):
-        raise ValueError(f"{where(kind)}: a variable is needed, not {value!r:.100}.")
+        raise ValueError(f"{describe_call(kind)}: a variable is needed, not {value!r:.100}.")
     return inner
 
 
 def _broadcast(variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
     """Assign the root's values; return a tensor or an operation for each assignment."""
-    root = checked_root(root_rank, process_set, _KIND)
-    inner = [variable_of(variable, _KIND) for variable in variables]
+    root = check_root(root_rank, process_set, _KIND)
+    inner = [unwrap_variable(variable, _KIND) for variable in variables]
     if not inner:
         return []
     collective = GraphCollective(works.BROADCAST_VARIABLES, process_set, root_rank=root)

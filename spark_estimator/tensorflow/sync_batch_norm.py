@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.collectives.reductions import where
+from spark_estimator.collectives.reductions import describe_call
 from spark_estimator.keras.importing import uses_keras_2
-from spark_estimator.tensorflow.questions import rank_of, size_of
-from spark_estimator.tensorflow.reducing import TensorReduction, allreduce_of
+from spark_estimator.tensorflow.questions import ask_rank, ask_size
+from spark_estimator.tensorflow.reducing import TensorReduction, run_allreduce
 
 _KIND = "sync_batch_norm"
 
@@ -30,7 +30,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     def __init__(self, fused: bool = False, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         if fused in (True, None):
-            raise ValueError(f"{where('SyncBatchNormalization')}: fused=True is not supported across ranks.")
+            raise ValueError(f"{describe_call('SyncBatchNormalization')}: fused=True is not supported across ranks.")
         if uses_keras_2():  # whose layer otherwise uses a special kernel for its moments
             kwargs["fused"] = False
         super().__init__(**kwargs)
@@ -53,10 +53,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         mean, variance = (tf.where(count > 0, moment, tf.zeros_like(moment)) for moment in (mean, variance))
         moments = tf.concat([[count], tf.reshape(mean, [-1]), tf.reshape(variance, [-1])], 0)[tf.newaxis]
         # Gathered by a sum, whose gradient is a sum as well: that of an allgather would be an average.
-        ranks = size_of(self._process_set, tf.int32)
-        rank = tf.reshape(rank_of(self._process_set), [1, 1])
+        ranks = ask_size(self._process_set, tf.int32)
+        rank = tf.reshape(ask_rank(self._process_set), [1, 1])
         rows = tf.scatter_nd(rank, moments, tf.stack([ranks, tf.shape(moments)[1]]))
-        [gathered] = allreduce_of([rows], _KIND, None, TensorReduction(ReduceOp.SUM, process_set=self._process_set))
+        [gathered] = run_allreduce([rows], _KIND, None, TensorReduction(ReduceOp.SUM, process_set=self._process_set))
         # Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large.
         counts, means, variances = tf.split(gathered, [1, channels, channels], 1)
         total = tf.maximum(tf.reduce_sum(counts), 1)

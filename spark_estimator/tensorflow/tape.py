@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.collectives.reductions import Average, where
+from spark_estimator.collectives.reductions import Average, describe_call
 from spark_estimator.tensorflow.compression import Compression
-from spark_estimator.tensorflow.gradients import GradientOptions, exchange_of, same
+from spark_estimator.tensorflow.gradients import GradientOptions, identify, make_options
 
 
 class _DistributedMethods:
@@ -37,7 +37,7 @@ class _DistributedMethods:
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
         flat_gradients = tf.nest.flatten(gradients)
-        return tf.nest.pack_sequence_as(sources, self._exchange.reduced(flat_gradients, flat, self._local))
+        return tf.nest.pack_sequence_as(sources, self._exchange.reduce_gradients(flat_gradients, flat, self._local))
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
@@ -45,15 +45,15 @@ class _DistributedMethods:
         """Return pairs of source and gradient, as of `gradient`: of local sources, and of the others. Collective."""
         gradients = self.gradient(target, sources, output_gradients, use_generic_names=use_generic_names)
         pairs = list(zip(sources, gradients, strict=True))
-        local = [pair for pair in pairs if same(pair[0]) in self._local]
-        return local, [pair for pair in pairs if same(pair[0]) not in self._local]
+        local = [pair for pair in pairs if identify(pair[0]) in self._local]
+        return local, [pair for pair in pairs if identify(pair[0]) not in self._local]
 
     def register_local_source(self, source: Any) -> None:
         """Has a variable belong to this rank only: its gradient is not reduced, but divided by the number of ranks,
 
         unless ``scale_local_gradients=False``: the sum of all ranks' losses over that number is what is minimised.
         """
-        self._local.add(same(source))
+        self._local.add(identify(source))
 
 
 def DistributedGradientTape(
@@ -90,8 +90,8 @@ def DistributedGradientTape(
     """
     kind = "DistributedGradientTape"
     if not isinstance(gradtape, tf.GradientTape):
-        raise ValueError(f"{where(kind)}: a tf.GradientTape is needed, not {gradtape!r:.100}.")
-    exchange = exchange_of(
+        raise ValueError(f"{describe_call(kind)}: a tf.GradientTape is needed, not {gradtape!r:.100}.")
+    exchange = make_options(
         kind,
         compression,
         sparse_as_dense,

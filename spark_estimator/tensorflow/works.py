@@ -28,7 +28,7 @@ from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import check_adasum
-from spark_estimator.tensorflow.failures import status_of
+from spark_estimator.tensorflow.failures import find_status
 
 Array = NDArray[Any]
 
@@ -66,7 +66,7 @@ class GraphCollective(NamedTuple):
     residues: str = ""
 
 
-def on_arrays(collective: GraphCollective, request: str | None, values: Sequence[Array]) -> list[Array]:
+def run_on_arrays(collective: GraphCollective, request: str | None, values: Sequence[Array]) -> list[Array]:
     """Run a collective on arrays, and return new ones. Collective.
 
     Args:
@@ -87,7 +87,7 @@ def on_arrays(collective: GraphCollective, request: str | None, values: Sequence
         }
         if collective.op == REDUCESCATTER:
             return arrays.grouped_reducescatter(list(values), collective.reduce_op, request, **how)
-        how["residues"] = _keys(collective)
+        how["residues"] = _list_keys(collective)
         return arrays.grouped_allreduce(list(values), collective.reduce_op, request, **how)
     if collective.op == ALLGATHER:
         return arrays.grouped_allgather(list(values), request, process_set=process_set)
@@ -111,17 +111,17 @@ def on_arrays(collective: GraphCollective, request: str | None, values: Sequence
     raise ValueError(f"{collective.op} is not an op of spark_estimator.")
 
 
-def _keys(collective: GraphCollective) -> list[str]:
+def _list_keys(collective: GraphCollective) -> list[str]:
     """Return the keys of the residues."""
     return collective.residues.split(",") if collective.residues else []
 
 
-def ranks_text(process_set: ProcessSet) -> str:
+def format_ranks(process_set: ProcessSet) -> str:
     """Return a set's ranks for a node's attribute; '' for the set of all ranks, which is another one in each job."""
     return "" if process_set.process_set_id == 0 else ",".join(map(str, process_set.ranks or ()))
 
 
-def process_set_of_node(process_set_id: int, ranks: str = "") -> ProcessSet:
+def make_process_set(process_set_id: int, ranks: str = "") -> ProcessSet:
     """Make a process set for a node that is built from another graph's node.
 
     Args:
@@ -134,7 +134,7 @@ def process_set_of_node(process_set_id: int, ranks: str = "") -> ProcessSet:
     return stand_in
 
 
-def _registered_set(process_set_id: int, ranks: str) -> ProcessSet:
+def _find_process_set(process_set_id: int, ranks: str) -> ProcessSet:
     """Return the process set of a node in this job: that of the same ranks, else, as in Horovod, of the same id.
 
     Raises:
@@ -144,11 +144,11 @@ def _registered_set(process_set_id: int, ranks: str) -> ProcessSet:
         expected = [int(rank) for rank in ranks.split(",")]
         for number, members in context.get_process_set_ids_and_ranks().items():
             if number and members == expected:
-                return context.process_set_of(number)
-    return context.process_set_of(process_set_id)
+                return context.find_process_set(number)
+    return context.find_process_set(process_set_id)
 
 
-def agreement(lines: Sequence[str], subject: str) -> str:
+def make_agreement(lines: Sequence[str], subject: str) -> str:
     """Make the text of an agreement: what the ranks are about to do, in words for people, and what that is about."""
     return json.dumps({"subject": subject, "lines": list(lines)})
 
@@ -174,7 +174,7 @@ def register() -> None:
         raise NativeLibraryError(f"{lacking}: {error}") from error
     path = f"{folder}/libtensorflow_framework.so.2"
     if _native.library().se_tensorflow_register(path.encode(), _work) != Status.OK:
-        raise NativeLibraryError(f"{lacking}: {_native.last_error()}")
+        raise NativeLibraryError(f"{lacking}: {_native.get_last_error()}")
 
 
 # --- Questions, join and agreements -----------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def _work(pointer: Any, message: Any, capacity: int) -> int:
         op, text = call.op.decode(), call.text.decode()
         collective = GraphCollective(
             op,
-            _registered_set(call.process_set, call.process_set_ranks.decode()),
+            _find_process_set(call.process_set, call.process_set_ranks.decode()),
             ReduceOp(call.reduce_op),
             call.prescale,
             call.postscale,
@@ -270,7 +270,7 @@ def _work(pointer: Any, message: Any, capacity: int) -> int:
     except BaseException as error:  # it must not leave this function: TensorFlow raises its own error
         text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")[: capacity - 1] + b"\0"
         ctypes.memmove(message, text, len(text))
-        return status_of(error)
+        return find_status(error)
     return Status.OK
 
 
@@ -284,7 +284,7 @@ def _run(call: Any, collective: GraphCollective, request: str) -> None:
             ops.Tensor(tensor.data or 0, output or 0, _DTYPES[tensor.dtype], shape)
             for tensor, output, shape in zip(inputs, outputs, shapes, strict=True)
         ]
-        keys = _keys(collective)
+        keys = _list_keys(collective)
         ops.run(
             Op.ALLREDUCE if collective.op == ALLREDUCE else Op.BROADCAST,
             request,
@@ -294,7 +294,9 @@ def _run(call: Any, collective: GraphCollective, request: str) -> None:
             postscale=collective.postscale,
             root_rank=collective.root_rank,
             process_set=collective.process_set,
-            residues=int8.residues(collective.process_set, keys, [tensor[2:] for tensor in tensors]) if keys else (),
+            residues=int8.find_residues(collective.process_set, keys, [tensor[2:] for tensor in tensors])
+            if keys
+            else (),
         )
     elif collective.op == BROADCAST_VARIABLES:
         buffers = []
@@ -309,12 +311,12 @@ def _run(call: Any, collective: GraphCollective, request: str) -> None:
         _agree_on_forms(request, forms, collective.process_set)
         _broadcast_memory(buffers, collective.root_rank, request, collective.process_set, keep=None)
     else:
-        values = [_array(tensor, shape) for tensor, shape in zip(inputs, shapes, strict=True)]
-        for number, result in enumerate(on_arrays(collective, request, values)):
+        values = [_to_array(tensor, shape) for tensor, shape in zip(inputs, shapes, strict=True)]
+        for number, result in enumerate(run_on_arrays(collective, request, values)):
             _put(call, number, result)
 
 
-def _array(tensor: Any, shape: tuple[int, ...]) -> Array:
+def _to_array(tensor: Any, shape: tuple[int, ...]) -> Array:
     """Return an input's memory as an array."""
     dtype = tf.as_dtype(tensor.dtype).as_numpy_dtype
     if not tensor.bytes:

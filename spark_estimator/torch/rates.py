@@ -55,7 +55,7 @@ def _multiply_schedule(schedule: Any, factor: float, multiplied: set[int]) -> bo
             setattr(schedule, name, value * factor)
             has_rates = True
     # Those of SequentialLR and ChainedScheduler.
-    parts = getattr(schedule, "_schedulers", None)
-    for part in parts if isinstance(parts, (list, tuple)) else ():
-        has_rates = _multiply_schedule(part, factor, multiplied) or has_rates
+    inner_schedules = getattr(schedule, "_schedulers", None)
+    for inner in inner_schedules if isinstance(inner_schedules, (list, tuple)) else ():
+        has_rates = _multiply_schedule(inner, factor, multiplied) or has_rates
     return has_rates

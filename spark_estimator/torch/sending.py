@@ -17,24 +17,24 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 def prepare_to_send(module: nn.Module) -> None:
     """Lets a module be copied and pickled; its numbers stay as they are."""
-    for part in module.modules():
-        if isinstance(part, torch.jit.ScriptModule):
+    for child in module.modules():
+        if isinstance(child, torch.jit.ScriptModule):
             continue
-        if parametrize.is_parametrized(part):
-            _allow_pickle(type(part))
-        for hook in part._forward_pre_hooks.values():
+        if parametrize.is_parametrized(child):
+            _allow_pickle(type(child))
+        for hook in child._forward_pre_hooks.values():
             # Those before parametrizations compute the tensor before each use; until then it has a gradient's history.
             if isinstance(hook, WeightNorm):
-                _detach(part, hook.name)
+                _detach(child, hook.name)
             elif isinstance(hook, prune.BasePruningMethod):
-                _detach(part, hook._tensor_name)
+                _detach(child, hook._tensor_name)
 
 
 def _allow_pickle(kind: Any) -> None:
-    kind.__reduce_ex__ = _reduced
+    kind.__reduce_ex__ = _reduce
 
 
-def _reduced(module: Any, protocol: Any) -> tuple[Any, ...]:
+def _reduce(module: Any, protocol: Any) -> tuple[Any, ...]:
     (base,) = type(module).__bases__
     return _made, (base, list(module.parametrizations)), dict(vars(module))
 
@@ -54,7 +54,7 @@ def _made(base: type[nn.Module], names: Sequence[str]) -> nn.Module:
     return module
 
 
-def _detach(part: nn.Module, name: str) -> None:
-    value = vars(part).get(name)
+def _detach(module: nn.Module, name: str) -> None:
+    value = vars(module).get(name)
     if isinstance(value, torch.Tensor):
-        vars(part)[name] = value.detach()
+        vars(module)[name] = value.detach()

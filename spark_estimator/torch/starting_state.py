@@ -17,10 +17,10 @@ import torch
 from spark_estimator.collectives import context
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.objects import broadcast_object
-from spark_estimator.collectives.ops import whole_number
+from spark_estimator.collectives.ops import to_whole_number
 from spark_estimator.torch.collectives import ops
-from spark_estimator.torch.collectives.memory import check_parameter, overlaps_itself, where
-from spark_estimator.torch.optimizer.optimizer import DistributedMethods, user_class_of
+from spark_estimator.torch.collectives.memory import check_parameter, describe_call, overlaps_itself
+from spark_estimator.torch.optimizer.optimizer import DistributedMethods, find_user_class
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: int) -> None:
@@ -36,29 +36,32 @@ def broadcast_parameters(params: Mapping[str, Any] | Sequence[Any], root_rank: i
             them holds nothing that can be sent: it is complex, sparse, on device 'meta'. Nothing was sent.
         MismatchError: the ranks' parameters differ in name, shape or type; the first difference is named.
     """
-    root = _checked_root(root_rank, "broadcast_parameters")
-    tensors = [(name, value) for name, value in _pairs(params) if isinstance(value, torch.Tensor)]
+    root = _check_root(root_rank, "broadcast_parameters")
+    tensors = [(name, value) for name, value in _list_pairs(params) if isinstance(value, torch.Tensor)]
     for name, tensor in tensors:
         check_parameter(name, tensor, "broadcast_parameters")
         if overlaps_itself(tensor):
             raise ValueError(
-                f"{where('broadcast_parameters')}: elements of {reprlib.repr(name)} share memory (shape "
+                f"{describe_call('broadcast_parameters')}: elements of {reprlib.repr(name)} share memory (shape "
                 f"{tuple(tensor.shape)}, strides {tensor.stride()}) and can't be written to; use tensor.contiguous()."
             )
     lines = [f"{name}: shape {tuple(tensor.shape)}, {tensor.dtype}" for name, tensor in tensors]
     check_identical(lines, name="broadcast_parameters", subject="the parameters to broadcast")
     _broadcast_all(
-        [(f"broadcast_parameters.{number}.{_sendable(name)}", tensor) for number, (name, tensor) in enumerate(tensors)],
+        [
+            (f"broadcast_parameters.{number}.{_to_sendable(name)}", tensor)
+            for number, (name, tensor) in enumerate(tensors)
+        ],
         root,
     )
 
 
-def _sendable(name: str) -> str:
+def _to_sendable(name: str) -> str:
     """Return a parameter's name as far as the name of a request may contain it."""
     return name.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")[:200]
 
 
-def _pairs(params: object) -> list[tuple[str, object]]:
+def _list_pairs(params: object) -> list[tuple[str, object]]:
     """Return names and values, in an order that is the same on all ranks. Raises ValueError for what has none."""
     if isinstance(params, Mapping):
         return sorted(((str(name), value) for name, value in params.items()), key=operator.itemgetter(0))
@@ -105,12 +108,12 @@ def broadcast_optimizer_state(
             f"broadcast_optimizer_state: the optimizer itself is needed, not {reprlib.repr(optimizer)}: its state "
             "may be empty on other ranks."
         )
-    if issubclass(user_class_of(optimizer), torch.optim.LBFGS):
+    if issubclass(find_user_class(optimizer), torch.optim.LBFGS):
         raise ValueError(
-            f"{where('broadcast_optimizer_state')}: the state of torch.optim.LBFGS cannot be broadcast: it depends on "
-            "this rank's earlier evaluations. Broadcast the parameters, and create a new LBFGS on all ranks."
+            f"{describe_call('broadcast_optimizer_state')}: the state of torch.optim.LBFGS cannot be broadcast: it "
+            "depends on this rank's earlier evaluations. Broadcast the parameters, and create a new LBFGS on all ranks."
         )
-    root = _checked_root(root_rank, "broadcast_optimizer_state")
+    root = _check_root(root_rank, "broadcast_optimizer_state")
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for number, group in enumerate(optimizer.param_groups):
         for position, param in enumerate(group["params"]):
@@ -118,7 +121,7 @@ def broadcast_optimizer_state(
                 check_parameter(f"group {number}, parameter {position}", param, "broadcast_optimizer_state")
     # Ranks whose optimizers have the same parameters in another order exchange gradients by these names.
     names = optimizer._distributed.names if isinstance(optimizer, DistributedMethods) else {}
-    lines = [user_class_of(optimizer).__name__] + [
+    lines = [find_user_class(optimizer).__name__] + [
         f"group {number}: parameter {names.get(id(param), '')} of shape {tuple(param.shape)}, {param.dtype}"
         for number, group in enumerate(optimizer.param_groups)
         for param in group["params"]
@@ -134,12 +137,12 @@ def broadcast_optimizer_state(
         state = [
             (
                 position_of[id(key)] if isinstance(key, torch.Tensor) else _OtherKey(key),
-                _without_tensors(value, tensors),
+                _extract_tensors(value, tensors),
             )
             for key, value in own_state.items()
         ]
         groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        skeleton = (state, _without_tensors(groups, tensors))
+        skeleton = (state, _extract_tensors(groups, tensors))
     state, groups = broadcast_object(skeleton, root, name="broadcast_optimizer_state.skeleton")
     first = params[0] if params else None
     if context.rank() != root:
@@ -147,9 +150,9 @@ def broadcast_optimizer_state(
         for key, value in state:
             owner = key.key if isinstance(key, _OtherKey) else params[key]
             like = owner if isinstance(key, int) else first
-            optimizer.state[owner] = _with_tensors(value, tensors, like)
+            optimizer.state[owner] = _insert_tensors(value, tensors, like)
         for group, received in zip(optimizer.param_groups, groups, strict=True):
-            group.update(_with_tensors(received, tensors, first))  # a learning rate may be a tensor on the GPU
+            group.update(_insert_tensors(received, tensors, first))  # a learning rate may be a tensor on the GPU
     _broadcast_all([(f"broadcast_optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)], root)
     if fresh:
         # As after the step with zero gradients by which Horovod makes the state: programs read .grad before backward().
@@ -174,35 +177,37 @@ class _OtherKey:
     key: Any
 
 
-def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _extract_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Return `value` with a `_TakenTensor` for each tensor in its dicts, lists and tuples, which `tensors` gets."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _TakenTensor(tuple(value.shape), value.dtype, value.device.type == "cpu")
     if isinstance(value, dict):
-        return {key: _without_tensors(item, tensors) for key, item in value.items()}
+        return {key: _extract_tensors(item, tensors) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_without_tensors(item, tensors) for item in value)
+        return type(value)(_extract_tensors(item, tensors) for item in value)
     return value
 
 
-def _with_tensors(value: Any, tensors: list[torch.Tensor], param: torch.Tensor | None) -> Any:
+def _insert_tensors(value: Any, tensors: list[torch.Tensor], param: torch.Tensor | None) -> Any:
     """Undo `_extract_tensors`: new tensors, appended in the same order, still to be filled."""
     if isinstance(value, _TakenTensor):
         device = torch.device("cpu") if value.on_host or param is None else param.device
         tensors.append(torch.zeros(value.shape, dtype=value.dtype, device=device))
         return tensors[-1]
     if isinstance(value, dict):
-        return {key: _with_tensors(item, tensors, param) for key, item in value.items()}
+        return {key: _insert_tensors(item, tensors, param) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_with_tensors(item, tensors, param) for item in value)
+        return type(value)(_insert_tensors(item, tensors, param) for item in value)
     return value
 
 
-def _checked_root(root_rank: object, kind: str) -> int:
-    root = whole_number(root_rank)
+def _check_root(root_rank: object, kind: str) -> int:
+    root = to_whole_number(root_rank)
     if root is None or root not in range(context.size()):
-        raise ValueError(f"{where(kind)}: root_rank={root_rank!r} must be one of the ranks 0 to {context.size() - 1}.")
+        raise ValueError(
+            f"{describe_call(kind)}: root_rank={root_rank!r} must be one of the ranks 0 to {context.size() - 1}."
+        )
     return root
 
 

@@ -18,10 +18,10 @@ from torch.nn.parameter import is_lazy
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.torch.collectives.collective import allgather_of, allreduce_of
-from spark_estimator.torch.collectives.device import location_of_all
-from spark_estimator.torch.collectives.differentiable import gradient_name
-from spark_estimator.torch.collectives.memory import checked_tensor
+from spark_estimator.torch.collectives.collective import make_allgather, make_allreduce
+from spark_estimator.torch.collectives.device import find_common_location
+from spark_estimator.torch.collectives.differentiable import make_gradient_name
+from spark_estimator.torch.collectives.memory import check_tensor
 from spark_estimator.torch.collectives.reductions import Sum
 
 _KIND = "sync_batch_norm"
@@ -65,12 +65,12 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalises a batch, and in training takes its statistics into the running ones."""
         if (self.training or not self.track_running_stats) and context.is_initialized():
-            return self._by_joint_batch(input)
+            return self._normalize_jointly(input)
         self._check_input_dim(input)
         return super().forward(input)
 
     @_disable_dynamo  # a compiled model breaks its graph here, and only where ranks exchange statistics
-    def _by_joint_batch(self, input: torch.Tensor) -> torch.Tensor:
+    def _normalize_jointly(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
         if context.engine(self.process_set).size == 1:
             return super().forward(input)
@@ -78,7 +78,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(
                 f"SyncBatchNorm needs a floating-point input, not one of {input.dtype}; use input.float()."
             )
-        running, momentum = self._running()
+        running, momentum = self._count_batch()
         arguments = (self.weight, self.bias, self.eps, self.process_set)
         output, mean, variance, count = _Normalize.apply(input, *arguments)
         if running is not None:
@@ -90,14 +90,14 @@ class SyncBatchNorm(_BatchNorm):
         return normalized
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
-        checked_tensor(input, "SyncBatchNorm")
+        check_tensor(input, "SyncBatchNorm")
         if input.dim() < 2 or input.shape[1] != self.num_features:
             raise ValueError(
                 f"SyncBatchNorm({self.num_features}) takes a tensor of shape [batch, {self.num_features}, ...], "
                 f"not one of shape {list(input.shape)}."
             )
 
-    def _running(self) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, float]:
+    def _count_batch(self) -> tuple[tuple[torch.Tensor, torch.Tensor] | None, float]:
         """Return the running mean and variance, if any, and the weight of the new values in them."""
         if self.running_mean is None or self.running_var is None:
             return None, 0.0
@@ -124,10 +124,10 @@ class SyncBatchNorm(_BatchNorm):
         Raises:
             ValueError: a lazy batch norm has not seen its first input yet.
         """
-        return _converted(module, process_set, {})
+        return _convert(module, process_set, {})
 
 
-def _converted(module: torch.nn.Module, process_set: ProcessSet, done: dict[int, torch.nn.Module]) -> torch.nn.Module:
+def _convert(module: torch.nn.Module, process_set: ProcessSet, done: dict[int, torch.nn.Module]) -> torch.nn.Module:
     # A module that is used in two places stays one.
     if id(module) in done:
         return done[id(module)]
@@ -153,7 +153,7 @@ def _converted(module: torch.nn.Module, process_set: ProcessSet, done: dict[int,
     done[id(module)] = result
     for name, child in list(module._modules.items()):  # named_children() would name a shared one once
         if child is not None:
-            setattr(result, name, _converted(child, process_set, done))
+            setattr(result, name, _convert(child, process_set, done))
     return result
 
 
@@ -170,11 +170,11 @@ class _Normalize(torch.autograd.Function):
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Give the output, and the joint batch's [channels] mean and biased variance, and its values per channel."""
-        values = _exact(input)
-        joint_mean, joint_variance, count = _joint_statistics(values, process_set)
-        ctx.gradient_name = gradient_name(_KIND, None, process_set)
+        values = _to_exact(input)
+        joint_mean, joint_variance, count = _compute_joint_statistics(values, process_set)
+        ctx.gradient_name = make_gradient_name(_KIND, None, process_set)
         # This rank's own first: to read the sum makes the CPU wait for the GPU.
-        if _count_of(values) < 2 and count < 2:
+        if _count_values(values) < 2 and count < 2:
             raise ValueError(
                 f"SyncBatchNorm: all ranks together gave {int(count)} values per channel, and it needs more than "
                 f"1; this rank's input has shape {list(input.shape)}."
@@ -194,10 +194,10 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor, *_: object) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients; the parameters' are this rank's parts, whose sum over the ranks is the joint one."""
         input, weight, mean, scale, count = ctx.saved_tensors
-        incoming, others = _exact(gradient), _others(input)
-        normalized = (_exact(input) - _spread(mean, input)) * _spread(scale, input)
+        incoming, others = _to_exact(gradient), _list_other_dimensions(input)
+        normalized = (_to_exact(input) - _spread(mean, input)) * _spread(scale, input)
         sums = torch.stack([incoming.sum(others), (incoming * normalized).sum(others)])
-        [joint] = allreduce_of([sums], _KIND, ctx.gradient_name, Sum, 1.0, 1.0, ctx.process_set).run(repeats=False)
+        [joint] = make_allreduce([sums], _KIND, ctx.gradient_name, Sum, 1.0, 1.0, ctx.process_set).run(repeats=False)
         mean_gradient, mean_product = (_spread(total / count, input) for total in joint)
         factor = scale if weight is None else scale * weight.to(scale)
         of_input = (incoming - mean_gradient - normalized * mean_product) * _spread(factor, input)
@@ -206,26 +206,28 @@ class _Normalize(torch.autograd.Function):
         return of_input.to(input.dtype), of_weight, of_bias, None, None
 
 
-def _count_of(values: torch.Tensor) -> int:
+def _count_values(values: torch.Tensor) -> int:
     """Return how many values there are per channel on this rank."""
     return values.numel() // values.shape[1] if values.shape[1] else 0
 
 
-def _joint_statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _compute_joint_statistics(
+    values: torch.Tensor, process_set: ProcessSet
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return [channels] float64 mean and biased variance of all ranks' values, and how many there are per channel.
 
     Ranks' moments are put together as by Chan, Golub and LeVeque (1979): nothing is subtracted that is large.
     They stay on the GPU where they are sent from there.
     """
     channels = values.shape[1]
-    local_count = _count_of(values)
-    device = location_of_all([values], process_set).device  # not of every device's tensors there are float64
+    local_count = _count_values(values)
+    device = find_common_location([values], process_set).device  # not of every device's tensors there are float64
     statistics = torch.zeros(1, 2 * channels + 1, dtype=torch.float64, device=device)
     statistics[0, 0] = local_count
     if local_count:
-        variance, mean = torch.var_mean(values, _others(values), correction=0)
+        variance, mean = torch.var_mean(values, _list_other_dimensions(values), correction=0)
         statistics[0, 1:] = torch.cat([mean, variance]).to(statistics)
-    [(gathered, _)] = allgather_of([statistics], _KIND, None, process_set).run()
+    [(gathered, _)] = make_allgather([statistics], _KIND, None, process_set).run()
     counts, means, variances = gathered.split([1, channels, channels], 1)
     total = counts.sum()
     mean = (counts * means).sum(0) / total
@@ -233,12 +235,12 @@ def _joint_statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[to
     return mean, variance, total
 
 
-def _exact(tensor: torch.Tensor) -> torch.Tensor:
+def _to_exact(tensor: torch.Tensor) -> torch.Tensor:
     """Convert to a type in which sums over a batch are exact enough."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
 
 
-def _others(tensor: torch.Tensor) -> list[int]:
+def _list_other_dimensions(tensor: torch.Tensor) -> list[int]:
     """Return all dimensions but that of the channels."""
     return [0, *range(2, tensor.dim())]
 

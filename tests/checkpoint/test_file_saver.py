@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.checkpoint.file_saver import DirectSaver, FileSaver, is_in_memory, saver_for
+from spark_estimator.checkpoint.file_saver import DirectSaver, FileSaver, is_in_memory, make_saver
 from spark_estimator.errors import DataError
 from spark_estimator.store import Store
-from spark_estimator.store.digests import flaw_of, unsealed
+from spark_estimator.store.digests import find_flaw, remove_seal
 
 
 def write(path: str, content: bytes) -> None:
@@ -26,10 +26,10 @@ def test_a_file_is_written_before_put_returns(tmp_path: Path, content: bytes) ->
     path = str(tmp_path / "file")
     assert not saver.put(path, memoryview(content))
     written = (tmp_path / "file").read_bytes()
-    assert flaw_of(written) == "" and unsealed(written) == content
+    assert find_flaw(written) == "" and remove_seal(written) == content
     (report,) = saver.wait()
     assert (report.path, report.error, report.bytes) == (path, "", len(content))
-    assert saver.reports() == [], "each once"
+    assert saver.read_reports() == [], "each once"
     saver.close()
 
 
@@ -37,7 +37,7 @@ def test_errors_are_reported_and_not_raised(tmp_path: Path) -> None:
     saver = DirectSaver(write)
     for name in ("refused", "no/folder", "file"):
         saver.put(str(tmp_path / name), memoryview(b"x"))
-    refused, missing, written = saver.reports()
+    refused, missing, written = saver.read_reports()
     assert (refused.raised, missing.raised, written.raised) == ("DataError", "FileNotFoundError", "")
     assert refused.error == f"DataError: no place for {tmp_path}/refused" and refused.path == f"{tmp_path}/refused"
 
@@ -46,11 +46,11 @@ def test_stores_that_another_process_does_not_see(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     assert is_in_memory(Store.create("memory://bucket/run"))
     assert not is_in_memory(Store.create(str(tmp_path)))
-    assert isinstance(saver_for(Store.create("memory://bucket/run"), write), DirectSaver)
+    assert isinstance(make_saver(Store.create("memory://bucket/run"), write), DirectSaver)
 
 
 def test_a_process_beside_this_one_writes_the_newest_content(tmp_path: Path) -> None:
-    saver = saver_for(Store.create(str(tmp_path)), write)
+    saver = make_saver(Store.create(str(tmp_path)), write)
     assert isinstance(saver, FileSaver)
     try:
         contents = [bytes([number]) * 100_000 for number in range(20)]
@@ -59,7 +59,7 @@ def test_a_process_beside_this_one_writes_the_newest_content(tmp_path: Path) -> 
         assert not replaced[0] and len(reports) == len(contents) - sum(replaced)
         assert {(report.error, report.bytes) for report in reports} == {("", 100_000)}
         written = (tmp_path / "file").read_bytes()
-        assert flaw_of(written) == "" and unsealed(written) == contents[-1]
+        assert find_flaw(written) == "" and remove_seal(written) == contents[-1]
         saver.put(str(tmp_path / "refused"), memoryview(b""))
         (report,) = saver.wait()
         assert (report.raised, report.path) == ("DataError", str(tmp_path / "refused"))

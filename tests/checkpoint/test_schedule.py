@@ -24,7 +24,7 @@ def due_after(schedule: Schedule, clock: Clock, steps: int) -> list[int]:
         clock.now += clock.seconds_a_step
         if schedule.is_due():
             result.append(step)
-            schedule.made()
+            schedule.restart()
     return result
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from spark_estimator.checkpoint.shared_control import BYTES, CopySlot, SharedControl, SlotState
-from spark_estimator.checkpoint.slot_memory import new_descriptor
+from spark_estimator.checkpoint.slot_memory import create_descriptor
 
 
 @pytest.fixture
 def descriptor() -> Iterator[int]:
-    result = new_descriptor("test", BYTES)
+    result = create_descriptor("test", BYTES)
     yield result
     os.close(result)
 
@@ -22,13 +22,13 @@ def descriptor() -> Iterator[int]:
 def test_both_ends_see_the_same(descriptor: int) -> None:
     rank, writer = SharedControl(descriptor), SharedControl(descriptor)
     assert (rank.completed, rank.failed, rank.given_up, rank.is_busy) == (-1, -1, -1, False)
-    with rank.locked():
+    with rank.hold_lock():
         rank.set_slot(0, CopySlot(SlotState.GO, 7, (64, 12)))
         rank.set_slot(1, CopySlot(SlotState.STANDBY, 8))
-    assert writer.slot(0) == CopySlot(SlotState.GO, 7, (64, 12))
-    assert writer.in_state(SlotState.STANDBY, SlotState.GO) == [0, 1]
+    assert writer.get_slot(0) == CopySlot(SlotState.GO, 7, (64, 12))
+    assert writer.find_slots(SlotState.STANDBY, SlotState.GO) == [0, 1]
     assert writer.is_busy
-    with writer.locked():
+    with writer.hold_lock():
         writer.set_outcome(completed=0, failed=5)
         writer.set_outcome(given_up=3)
     assert (rank.completed, rank.failed, rank.given_up) == (0, 5, 3)
@@ -37,11 +37,11 @@ def test_both_ends_see_the_same(descriptor: int) -> None:
 def test_another_process_waits_for_the_lock(descriptor: int) -> None:
     control = SharedControl(descriptor)
     began, ended = os.pipe(), os.pipe()
-    with control.locked():
+    with control.hold_lock():
         child = os.fork()
         if not child:
             os.write(began[1], b".")
-            with SharedControl(descriptor).locked():
+            with SharedControl(descriptor).hold_lock():
                 os.write(ended[1], b".")
             os._exit(0)
         os.read(began[0], 1)
@@ -56,10 +56,10 @@ def test_another_thread_waits_for_the_lock(descriptor: int) -> None:
     control, inside = SharedControl(descriptor), threading.Event()
 
     def enter() -> None:
-        with control.locked():
+        with control.hold_lock():
             inside.set()
 
-    with control.locked():
+    with control.hold_lock():
         thread = threading.Thread(target=enter)
         thread.start()
         assert not inside.wait(0.05)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
+from spark_estimator.checkpoint.slot_memory import SlotMemory, create_descriptor
 
 
 @pytest.fixture
 def slot() -> Iterator[SlotMemory]:
-    result = SlotMemory(new_descriptor("test", 0))
+    result = SlotMemory(create_descriptor("test", 0))
     yield result
     result.close()
 
@@ -30,7 +30,7 @@ def test_memory_grows_and_keeps_what_is_behind_the_view(slot: SlotMemory) -> Non
 
 
 def test_a_descriptor_has_its_size_and_is_not_inherited() -> None:
-    descriptor = new_descriptor("test", 4096)
+    descriptor = create_descriptor("test", 4096)
     assert os.fstat(descriptor).st_size == 4096 and not os.get_inheritable(descriptor)
     os.close(descriptor)
 

@@ -9,7 +9,7 @@ import pytest
 
 from spark_estimator.checkpoint.writer import WriteFile
 from spark_estimator.errors import DataError
-from spark_estimator.store.digests import flaw_of, unsealed
+from spark_estimator.store.digests import find_flaw, remove_seal
 from tests.checkpoint.writer_memory import Rank
 
 
@@ -33,7 +33,7 @@ def test_a_file_is_sealed(content: bytes) -> None:
     rank.submit(0, 3, file_job(rank, "a/b", content))
     (report,) = rank.run()
     assert (report["ticket"], report["error"], report["bytes"]) == (3, "", len(content))
-    assert flaw_of(written["a/b"]) == "" and unsealed(written["a/b"]) == content
+    assert find_flaw(written["a/b"]) == "" and remove_seal(written["a/b"]) == content
     rank.close()
 
 

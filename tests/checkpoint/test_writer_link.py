@@ -41,8 +41,8 @@ def shared() -> Iterator[WriterLink]:
 @pytest.fixture
 def link(shared: WriterLink) -> WriterLink:
     """All slots are free."""
-    with shared.control.locked():
-        assert shared.control.in_state(SlotState.FREE) == [0, 1]
+    with shared.control.hold_lock():
+        assert shared.control.find_slots(SlotState.FREE) == [0, 1]
     return shared
 
 
@@ -55,29 +55,29 @@ def fill(link: WriterLink, number: int, path: Path, content: bytes = b"content")
 def next_report(link: WriterLink) -> Report:
     reports: list[Report] = []
     while not reports:
-        reports = link.reports(MOST)
+        reports = link.read_reports(MOST)
     (report,) = reports
     return report
 
 
 def test_a_copy_is_written_and_reported_once(link: WriterLink, tmp_path: Path) -> None:
-    number, replaced = link.free_slot(replaces=SlotState.GO)
+    number, replaced = link.take_slot(replaces=SlotState.GO)
     assert replaced is None
     link.submit(number, 4, fill(link, number, tmp_path / "a"), now=True)
     report = next_report(link)
     assert (report.ticket, report.path, report.error, report.bytes) == (4, str(tmp_path / "a"), "", 7)
     assert (tmp_path / "a").read_bytes().startswith(b"content")
-    assert link.reports() == [] and link.control.completed == 4
+    assert link.read_reports() == [] and link.control.completed == 4
 
 
 def test_a_copy_on_standby_waits_and_may_be_replaced(link: WriterLink, tmp_path: Path) -> None:
     assert not link.begin_standby()
-    number, _ = link.free_slot(replaces=SlotState.STANDBY)
+    number, _ = link.take_slot(replaces=SlotState.STANDBY)
     link.submit(number, 5, fill(link, number, tmp_path / "old"), now=False)
-    again, replaced = link.free_slot(replaces=SlotState.STANDBY)
+    again, replaced = link.take_slot(replaces=SlotState.STANDBY)
     assert (again, replaced) == (number, 5)
     link.submit(again, 6, fill(link, again, tmp_path / "new"), now=False)
-    assert link.control.in_state(SlotState.STANDBY) == [again] and not link.control.is_busy
+    assert link.control.find_slots(SlotState.STANDBY) == [again] and not link.control.is_busy
     assert link.begin_standby()
     assert next_report(link).ticket == 6
     assert (tmp_path / "new").exists() and not (tmp_path / "old").exists()
@@ -95,12 +95,12 @@ def test_failures_are_counted(link: WriterLink) -> None:
 @pytest.mark.slow
 def test_a_writer_that_dies_is_started_again(link: WriterLink, tmp_path: Path) -> None:
     before = link.pid
-    number, _ = link.free_slot(replaces=SlotState.GO)
+    number, _ = link.take_slot(replaces=SlotState.GO)
     link.submit(number, 70, fill(link, number, tmp_path / "deadly"), now=True)
     lost = next_report(link)
     assert lost.ticket == 70 and lost.error.startswith("the writer's process ended with signal 9; another one")
     assert link.pid != before and link.control.failed == 70 and not link.control.is_busy
-    number, _ = link.free_slot(replaces=SlotState.GO)
+    number, _ = link.take_slot(replaces=SlotState.GO)
     link.submit(number, 71, fill(link, number, tmp_path / "b"), now=True)
     assert next_report(link).ticket == 71
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from spark_estimator.checkpoint.shared_control import BYTES, CopySlot, SharedControl, SlotState
-from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
+from spark_estimator.checkpoint.slot_memory import SlotMemory, create_descriptor
 from spark_estimator.checkpoint.writer import WriteCopy, Writer, WriterStart
 
 
@@ -17,9 +17,9 @@ class Rank:
 
     def __init__(self, act: WriteCopy, limit: Any = None) -> None:
         self._open = ExitStack()
-        control = self._descriptor(new_descriptor("control", BYTES))
+        control = self._descriptor(create_descriptor("control", BYTES))
         self.control = SharedControl(control)
-        self.slots = [SlotMemory(self._descriptor(new_descriptor(f"slot {number}", 0))) for number in range(2)]
+        self.slots = [SlotMemory(self._descriptor(create_descriptor(f"slot {number}", 0))) for number in range(2)]
         wake, self.wake = os.pipe()
         self.reports_end, report = os.pipe()
         for descriptor in (wake, self.reports_end, report):
@@ -34,7 +34,7 @@ class Rank:
         return descriptor
 
     def submit(self, number: int, ticket: int, job: tuple[int, int], state: SlotState = SlotState.GO) -> None:
-        with self.control.locked():
+        with self.control.hold_lock():
             self.control.set_slot(number, CopySlot(state, ticket, job))
 
     def run(self) -> list[dict[str, Any]]:

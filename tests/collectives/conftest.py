@@ -13,7 +13,7 @@ from spark_estimator.collectives.connections.connector import Connector
 from spark_estimator.collectives.connections.segments import create_segment
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.membership import EngineStarter
-from spark_estimator.collectives.rendezvous import local_rendezvous
+from spark_estimator.collectives.rendezvous import make_local_rendezvous
 from spark_estimator.env import Settings
 
 SETTINGS = Settings(start_timeout_seconds=30)
@@ -31,7 +31,7 @@ def single_engine() -> Iterator[Engine]:
 def two_engines() -> Iterator[list[Engine]]:
     """[rank] the engines of a job of two ranks, both in this process."""
     boards = []
-    for rendezvous, endpoint in local_rendezvous(2):
+    for rendezvous, endpoint in make_local_rendezvous(2):
         endpoint.tcp.detach()
         assert endpoint.local is not None
         endpoint.local.detach()

@@ -33,11 +33,11 @@ from spark_estimator.collectives.requests import run, submit
 def test_wrong_arguments_are_refused_before_anything_is_sent(
     single_engine: Engine, change: dict[str, Any], kind: type[Exception], text: str
 ) -> None:
-    before = single_engine.counter("requests")
+    before = single_engine.read_counter("requests")
     call = Call(**{"op": Op.ALLREDUCE, "name": "x", "reduce_op": ReduceOp.SUM, **change})
     memory = (ctypes.c_float * 1)(1)
     address = ctypes.addressof(memory)
     for use in (submit, run):
         with pytest.raises(kind, match=text):
             use(single_engine, call, [Tensor(address, address, DType.FLOAT32, (1,))], memory)
-    assert single_engine.counter("requests") == before
+    assert single_engine.read_counter("requests") == before

@@ -11,7 +11,7 @@ from tests.ranks import run_ranks
 def test_differences_are_named_by_all_ranks() -> None:
     def check(rank: int) -> list[str]:
         from spark_estimator.collectives import consistency, context
-        from spark_estimator.errors import MismatchError, without_links
+        from spark_estimator.errors import MismatchError, remove_links
 
         context.init()
         consistency.check_identical(["a", "b"], name="equal", subject="the gradients")
@@ -20,7 +20,7 @@ def test_differences_are_named_by_all_ranks() -> None:
             try:
                 consistency.check_identical(lines, name="different", subject="the gradients")
             except MismatchError as error:
-                messages.append(without_links(str(error)))
+                messages.append(remove_links(str(error)))
         return messages
 
     different, extra = (
@@ -52,4 +52,4 @@ def test_a_rank_alone_always_agrees() -> None:
     ],
 )
 def test_the_first_difference_is_shown(ours: list[str], theirs: list[str], text: str) -> None:
-    assert consistency._difference(ours, 4, theirs, 7) == text
+    assert consistency._describe_difference(ours, 4, theirs, 7) == text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.rendezvous import local_rendezvous
+from spark_estimator.collectives.rendezvous import make_local_rendezvous
 from tests.ranks import Ranks, RanksFailedError, run_ranks
 
 ROOT = str(Path(__file__).parents[2])
@@ -207,7 +207,7 @@ def test_ranks_of_several_hosts() -> None:
         total = arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM)[0]
         return context.topology(), int(total)
 
-    job = local_rendezvous(3)
+    job = make_local_rendezvous(3)
     peers = [dataclasses.replace(peer, host_id=host) for peer, host in zip(job[0][0].peers, "aba", strict=True)]
     changed = [(dataclasses.replace(rendezvous, peers=tuple(peers)), endpoint) for rendezvous, endpoint in job]
     with Ranks(topology, changed) as ranks:
@@ -261,7 +261,7 @@ def test_several_data_connections_between_hosts(encrypted: bool) -> None:
             context.shutdown()
         return results
 
-    job = local_rendezvous(3, encrypted=encrypted)
+    job = make_local_rendezvous(3, encrypted=encrypted)
     peers = tuple(dataclasses.replace(peer, host_id=host) for peer, host in zip(job[0][0].peers, "aab", strict=True))
     changed = [(dataclasses.replace(rendezvous, peers=peers), endpoint) for rendezvous, endpoint in job]
     with Ranks(sums, changed, environ={"SPARK_ESTIMATOR_CONNECTIONS": "3"}) as ranks:

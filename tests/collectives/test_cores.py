@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.cores import affinity_core, available_cores, decisions
+from spark_estimator.collectives.cores import count_available_cores, decide_settings, find_affinity_core
 from spark_estimator.collectives.rendezvous import Topology
 from spark_estimator.env import Settings
 from tests.ranks import run_ranks
@@ -22,7 +22,7 @@ def on_one_host(size: int, rank: int = 0) -> Topology:
     ("local_size", "cores", "spins"), [(1, 1, True), (1, 2, True), (2, 2, True), (4, 3, False), (2, 1, False)]
 )
 def test_spinning_needs_a_core_a_rank(local_size: int, cores: int, spins: bool) -> None:
-    decided = decisions(Settings(), on_one_host(local_size), cores)["spin_microseconds"]
+    decided = decide_settings(Settings(), on_one_host(local_size), cores)["spin_microseconds"]
     assert decided.value == (-1 if spins else 0)
     assert f"{cores} core" in decided.why
 
@@ -32,7 +32,7 @@ def test_spinning_needs_a_core_a_rank(local_size: int, cores: int, spins: bool) 
     [("a", 1, False), ("a", 2, True), ("aa", 2, False), ("aaaa", 8, True), ("aaaa", 7, False), ("ab", 1, True)],
 )
 def test_overlap_needs_spare_cores_or_a_network(hosts: str, cores: int, overlaps: bool) -> None:
-    assert decisions(Settings(), Topology.of(hosts, 0), cores)["overlap"].value == overlaps
+    assert decide_settings(Settings(), Topology.of(hosts, 0), cores)["overlap"].value == overlaps
 
 
 def test_what_the_user_says_holds() -> None:
@@ -43,7 +43,7 @@ def test_what_the_user_says_holds() -> None:
             "HOROVOD_HIERARCHICAL_ALLREDUCE": "0",
         }
     )
-    decided = decisions(settings, on_one_host(8), 1)
+    decided = decide_settings(settings, on_one_host(8), 1)
     assert {name: decision.value for name, decision in decided.items()} == {
         "overlap": 1,
         "spin_microseconds": 7,
@@ -54,14 +54,14 @@ def test_what_the_user_says_holds() -> None:
 
 def test_affinity_goes_by_local_rank() -> None:
     settings = Settings.read({"HOROVOD_THREAD_AFFINITY": "4, 6"})
-    assert [affinity_core(settings, on_one_host(2, rank)) for rank in range(2)] == [4, 6]
-    assert affinity_core(Settings(), on_one_host(1)) == -1
+    assert [find_affinity_core(settings, on_one_host(2, rank)) for rank in range(2)] == [4, 6]
+    assert find_affinity_core(Settings(), on_one_host(1)) == -1
     with pytest.raises(ValueError, match="HOROVOD_THREAD_AFFINITY=4,6 has 2 cores, but this host has 3 ranks"):
-        affinity_core(settings, on_one_host(3, 2))
+        find_affinity_core(settings, on_one_host(3, 2))
 
 
 def test_there_is_at_least_one_core() -> None:
-    assert available_cores() >= 1
+    assert count_available_cores() >= 1
 
 
 def sums_on_its_own_cores(rank: int, cores: tuple[int, int]) -> None:
@@ -75,7 +75,7 @@ def sums_on_its_own_cores(rank: int, cores: tuple[int, int]) -> None:
     context.shutdown()
 
 
-@pytest.mark.skipif(available_cores() < 2, reason="needs two cores")
+@pytest.mark.skipif(count_available_cores() < 2, reason="needs two cores")
 @pytest.mark.parametrize("cores", [(1, 2), (2, 1)])
 def test_ranks_that_may_use_different_numbers_of_cores_agree_all_the_same(cores: tuple[int, int]) -> None:
     run_ranks(2, sums_on_its_own_cores, args=(cores,))

@@ -21,7 +21,7 @@ from spark_estimator.collectives.call import Call, Tensor
 from spark_estimator.collectives.connections.connection import RankGroup
 from spark_estimator.collectives.connections.segments import create_segment
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.collectives.membership import _config
+from spark_estimator.collectives.membership import _make_config
 from spark_estimator.collectives.rendezvous import Topology
 from spark_estimator.collectives.requests import submit
 from spark_estimator.env import Settings
@@ -78,10 +78,10 @@ def test_a_forgotten_request_keeps_its_memory_until_it_is_done(two_engines: list
 
 
 def test_counters_by_name(single_engine: Engine) -> None:
-    before = single_engine.counter("requests")
+    before = single_engine.read_counter("requests")
     submit(single_engine, Call(Op.BARRIER, "meet"), [], None).wait()
-    assert single_engine.counters()["requests"] == before + 1
-    assert single_engine.counter("no_such_counter") == -1
+    assert single_engine.read_counters()["requests"] == before + 1
+    assert single_engine.read_counter("no_such_counter") == -1
 
 
 def test_what_the_engine_describes(single_engine: Engine) -> None:
@@ -92,21 +92,21 @@ def test_what_the_engine_describes(single_engine: Engine) -> None:
 
 
 def test_shared_memory_is_zeroed_and_is_given_back(two_engines: list[Engine]) -> None:
-    address = two_engines[0].shared_allocate(1000)
+    address = two_engines[0].allocate_shared(1000)
     memory = (ctypes.c_ubyte * 1000).from_address(address)
     assert bytes(memory) == bytes(1000)
-    two_engines[0].shared_free(address)
-    assert two_engines[0].shared_allocate(1000) == address
+    two_engines[0].free_shared(address)
+    assert two_engines[0].allocate_shared(1000) == address
 
 
 def test_one_timeline_at_a_time(single_engine: Engine, tmp_path: Path) -> None:
     path = str(tmp_path / "timeline.json")
-    single_engine.timeline_start(path, mark_cycles=False)
+    single_engine.start_timeline(path, mark_cycles=False)
     with pytest.raises(ValueError, match="timeline"):
-        single_engine.timeline_start(path, mark_cycles=False)
+        single_engine.start_timeline(path, mark_cycles=False)
     submit(single_engine, Call(Op.BARRIER, "meet"), [], None).wait()
-    single_engine.timeline_stop()
-    single_engine.timeline_stop()
+    single_engine.stop_timeline()
+    single_engine.stop_timeline()
     names = {event["name"] for event in json.loads(Path(path).read_text())}
     assert "BARRIER" in names
 
@@ -194,7 +194,7 @@ def test_an_engine_that_is_not_created_closes_what_it_was_given(flaw: str, says:
             peers[1].segment_fd = os.open(os.devnull, os.O_RDONLY)
         else:
             stack.close()
-        config = _config(
+        config = _make_config(
             Settings(start_timeout_seconds=30),
             Topology.of(["a"] * 3, 0),
             RankGroup.job(3),

@@ -15,13 +15,13 @@ import spark_estimator.collectives.gpu_libraries as module
 from spark_estimator import _native
 from spark_estimator.collectives.gpu_libraries import (
     NcclFacts,
-    cuda_facts,
-    cuda_name,
-    gpu_libraries,
-    libraries_for_engine,
-    nccl_facts,
-    nccl_name,
-    ways,
+    describe_gpu_paths,
+    find_gpu_libraries,
+    find_libraries_for_engine,
+    format_cuda_version,
+    format_nccl_version,
+    probe_cuda,
+    probe_nccl,
 )
 from spark_estimator.env import Settings
 
@@ -46,17 +46,17 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 def test_the_user_s_path_then_what_is_loaded_then_wheels(tmp_path: Path, wheels: Callable[[str], str]) -> None:
     maps = tmp_path / "maps"
-    assert gpu_libraries(Settings(), maps) == ("", "")  # the file does not exist
+    assert find_gpu_libraries(Settings(), maps) == ("", "")  # the file does not exist
     maps.write_text("7f0-7f1 r-xp 00000000 08:01 7  /usr/lib/libc.so.6\n7f0-7f1 rw-p 00000000 00:00 0\n")
     older, nccl = wheels("cuda_runtime/lib/libcudart.so.12"), wheels("nccl/lib/libnccl.so.2")
-    assert gpu_libraries(Settings(), maps) == (older, nccl)
+    assert find_gpu_libraries(Settings(), maps) == (older, nccl)
     newer = wheels("cu13/lib/libcudart.so.13")
-    assert gpu_libraries(Settings(), maps) == (newer, nccl)
+    assert find_gpu_libraries(Settings(), maps) == (newer, nccl)
     loaded = "/opt/with space/libcudart.so.12"
     maps.write_text(f"7f0-7f1 r--p 00000000 08:01 9  {loaded}\n7f0-7f1 r-xp 0 08:01 9  /opt/libnccl.so.2.27\n")
-    assert gpu_libraries(Settings(), maps) == (loaded, nccl)
+    assert find_gpu_libraries(Settings(), maps) == (loaded, nccl)
     settings = Settings.read({f"SPARK_ESTIMATOR_{name}_LIBRARY": f"/a/{name}.so" for name in ("CUDA", "NCCL")})
-    assert gpu_libraries(settings, maps) == ("/a/CUDA.so", "/a/NCCL.so")
+    assert find_gpu_libraries(settings, maps) == ("/a/CUDA.so", "/a/NCCL.so")
     with pytest.raises(ValueError, match="absolute path"):
         Settings.read({"SPARK_ESTIMATOR_NCCL_LIBRARY": "libnccl.so"})
 
@@ -67,30 +67,32 @@ def test_nothing_is_looked_for_where_there_is_no_driver(
     there = wheels("cuda_runtime/lib/libcudart.so.12")
     driver = tmp_path / "driver"
     monkeypatch.setattr(module, "_TRACES_OF_A_DRIVER", (str(driver),))
-    monkeypatch.setattr(module, "_loaded", lambda maps: [])  # another test may have opened this machine's libraries
-    assert libraries_for_engine(Settings()) == ("", "")
+    monkeypatch.setattr(
+        module, "_list_loaded", lambda maps: []
+    )  # another test may have opened this machine's libraries
+    assert find_libraries_for_engine(Settings()) == ("", "")
     settings = Settings(nccl_library="/a/nccl.so")
-    assert libraries_for_engine(settings) == ("", "/a/nccl.so")
+    assert find_libraries_for_engine(settings) == ("", "/a/nccl.so")
     driver.touch()
-    assert libraries_for_engine(settings) == (there, "/a/nccl.so")
-    assert libraries_for_engine(Settings(gpu_operations="copy")) == ("", "")
+    assert find_libraries_for_engine(settings) == (there, "/a/nccl.so")
+    assert find_libraries_for_engine(Settings(gpu_operations="copy")) == ("", "")
 
 
 def test_what_is_not_there_is_told_with_its_package() -> None:
-    cuda, nccl = cuda_facts("/nowhere/libcudart.so.12"), nccl_facts("/nowhere/libnccl.so.2")
+    cuda, nccl = probe_cuda("/nowhere/libcudart.so.12"), probe_nccl("/nowhere/libnccl.so.2")
     assert cuda[:3] == (0, 0, 0) and "/nowhere/libcudart.so.12" in cuda.trouble
     assert "nvidia-cuda-runtime" in cuda.trouble
     assert nccl.version == 0 and "/nowhere/libnccl.so.2" in nccl.trouble and "nvidia-nccl" in nccl.trouble
-    here = cuda_facts(sys.executable)
+    here = probe_cuda(sys.executable)
     assert here.runtime == 0 and here.trouble
 
 
 def test_what_is_there_is_asked(fakes: dict[str, str]) -> None:
-    cuda = cuda_facts(fakes["SPARK_ESTIMATOR_CUDA_LIBRARY"])
-    nccl = nccl_facts(fakes["SPARK_ESTIMATOR_NCCL_LIBRARY"])
+    cuda = probe_cuda(fakes["SPARK_ESTIMATOR_CUDA_LIBRARY"])
+    nccl = probe_nccl(fakes["SPARK_ESTIMATOR_NCCL_LIBRARY"])
     assert cuda.trouble == "" and cuda.runtime >= 12000 and cuda.driver >= cuda.runtime and cuda.devices > 0
     assert nccl.trouble == "" and nccl.version >= 21400
-    assert nccl_facts(fakes["SPARK_ESTIMATOR_CUDA_LIBRARY"]).trouble
+    assert probe_nccl(fakes["SPARK_ESTIMATOR_CUDA_LIBRARY"]).trouble
 
 
 def test_what_scripts_ask(fakes: dict[str, str]) -> None:
@@ -126,10 +128,10 @@ def test_no_library_is_looked_for_in_the_paths_of_the_environment(fakes: dict[st
     program = """
 from pathlib import Path
 from spark_estimator.collectives import gpu_libraries as module
-module._loaded = lambda maps: []
+module._list_loaded = lambda maps: []
 module._CUDA_IN_WHEELS = module._NCCL_IN_WHEELS = ()
-paths = module.gpu_libraries(module.Settings())
-print(paths, module.cuda_opens(), module.cuda_facts(paths.cuda), module.nccl_facts(paths.nccl))
+paths = module.find_gpu_libraries(module.Settings())
+print(paths, module.can_open_cuda(), module.probe_cuda(paths.cuda), module.probe_nccl(paths.nccl))
 print([line for line in Path("/proc/self/maps").read_text().splitlines() if "fake" in line or "libcudart" in line])
 """
     completed = subprocess.run(
@@ -153,12 +155,18 @@ def test_check_build_shows_nccl(fakes: dict[str, str], operations: str, line: st
 
 def test_ways_in_words() -> None:
     installed, missing = NcclFacts(22703, ""), NcclFacts(0, "not there")
-    assert "with a GPU each: by NCCL 2.27.3 (but Adasum, int16" in ways("auto", installed)
-    assert "with a GPU each: through pinned host memory" in ways("auto", missing)
-    assert "ranks that share a GPU: through pinned host memory" in ways("auto", installed)
-    assert "a job with GPU tensors fails" in ways("nccl", missing) and "2.27.3" in ways("nccl", installed)
-    assert ways("staged", installed) == "all through pinned host memory"
+    assert "with a GPU each: by NCCL 2.27.3 (but Adasum, int16" in describe_gpu_paths("auto", installed)
+    assert "with a GPU each: through pinned host memory" in describe_gpu_paths("auto", missing)
+    assert "ranks that share a GPU: through pinned host memory" in describe_gpu_paths("auto", installed)
+    assert "a job with GPU tensors fails" in describe_gpu_paths("nccl", missing) and "2.27.3" in describe_gpu_paths(
+        "nccl", installed
+    )
+    assert describe_gpu_paths("staged", installed) == "all through pinned host memory"
 
 
 def test_names_of_versions() -> None:
-    assert (cuda_name(12090), cuda_name(13000), nccl_name(22703)) == ("12.9", "13.0", "2.27.3")
+    assert (format_cuda_version(12090), format_cuda_version(13000), format_nccl_version(22703)) == (
+        "12.9",
+        "13.0",
+        "2.27.3",
+    )

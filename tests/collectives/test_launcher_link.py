@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.collectives import rendezvous as rendezvous_module
-from spark_estimator.collectives.connections.connection import RankGroup, absent_error
+from spark_estimator.collectives.connections.connection import RankGroup, make_absent_error
 from spark_estimator.collectives.launcher_link import (
     OVER,
     READY,
@@ -22,9 +22,9 @@ from spark_estimator.collectives.launcher_link import (
     FrameSocket,
     LauncherLink,
     Ready,
-    silent_ranks,
+    parse_silent_ranks,
 )
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, local_rendezvous, new_key
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, make_key, make_local_rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
 from tests.support.high_descriptors import high_descriptor
@@ -92,7 +92,7 @@ def test_what_a_process_says_survives_the_way() -> None:
 def launched() -> Iterator[tuple[FrameSocket, LauncherLink, Rendezvous]]:
     """The launcher's end, the rank's, and by which it is a rank."""
     ours, theirs = socket.socketpair()
-    rendezvous, endpoint = local_rendezvous(3)[1]
+    rendezvous, endpoint = make_local_rendezvous(3)[1]
     environ = dict(os.environ)
     link = LauncherLink(theirs.detach())
     yield FrameSocket(ours), link, rendezvous
@@ -107,12 +107,12 @@ def launched() -> Iterator[tuple[FrameSocket, LauncherLink, Rendezvous]]:
 def test_a_rank_hears_who_it_is_in_the_next_round(launched: tuple[FrameSocket, LauncherLink, Rendezvous]) -> None:
     launcher, link, former = launched
     launcher.send({"kind": UPDATED})
-    assert link.announced() and not link.announced() and not link.round_is_over()
+    assert link.take_announcement() and not link.take_announcement() and not link.round_is_over()
     launcher.send({"kind": OVER})
     launcher.send({"kind": UPDATED})
     assert link.round_is_over()
     link.holds_state, link.silent, link.why = True, (2,), "rank 2 is lost"
-    key = new_key()
+    key = make_key()
 
     def answer() -> None:
         frame = launcher.receive(wait=True)
@@ -125,25 +125,25 @@ def test_a_rank_hears_who_it_is_in_the_next_round(launched: tuple[FrameSocket, L
     heard: list[Ready] = []
     thread = threading.Thread(target=answer)
     thread.start()
-    coming = link.next_round(former)
+    coming = link.await_next_round(former)
     thread.join()
     assert (heard[0].holds_state, heard[0].silent, heard[0].why) == (True, (2,), "rank 2 is lost")
     assert heard[0].facts.pid == os.getpid() and heard[0].facts.port != former.peers[1].port
     assert (coming.rank, coming.job_id, coming.key, coming.awaited) == (0, "job2", key, False)
-    assert rendezvous_module.current() == coming
+    assert rendezvous_module.find_current() == coming
     listening = socket.socket(fileno=coming.listen_fd)
     assert listening.getsockname()[1] == heard[0].facts.port
     listening.close()
     os.close(coming.local_fd)
     assert (os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"]) == ("0", "2")
-    assert not link.announced() and not link.round_is_over() and link.why == ""
+    assert not link.take_announcement() and not link.round_is_over() and link.why == ""
 
 
 def test_a_launcher_that_is_gone_is_told(launched: tuple[FrameSocket, LauncherLink, Rendezvous]) -> None:
     launcher, link, former = launched
     launcher.close()
     before = len(os.listdir("/proc/self/fd"))
-    for ask in (link.announced, link.round_is_over, lambda: link.next_round(former)):
+    for ask in (link.take_announcement, link.round_is_over, lambda: link.await_next_round(former)):
         with pytest.raises(JobFailedError, match="launcher of this elastic job has ended"):
             ask()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -156,23 +156,23 @@ def test_silent_ranks_are_read_from_the_error(cause: str) -> None:
         "is frozen, or its machine or the network to it is gone). "
         "SPARK_ESTIMATOR_SILENCE_SECONDS sets this time (reported by rank 2)"
     )
-    assert silent_ranks(frozen) == (1,)
-    assert silent_ranks("rank 1 on vm (pid 5) is lost: its connection broke") == ()
+    assert parse_silent_ranks(frozen) == (1,)
+    assert parse_silent_ranks("rank 1 on vm (pid 5) is lost: its connection broke") == ()
     absent = (
         "init() on rank 0 (host vm, pid 1, address 127.0.0.1:1): rank 1 (host vm, started as pid 2, address "
         "127.0.0.1:2), rank 3 (host vm, started as pid 4, address 127.0.0.1:3) did not connect within 30 seconds. "
         "Check the log of these ranks for an error"
     )
-    assert silent_ranks(absent) == (1, 3)
+    assert parse_silent_ranks(absent) == (1, 3)
 
 
 def test_the_texts_of_the_engine_and_of_init_are_recognized() -> None:
-    pairs = local_rendezvous(3)
+    pairs = make_local_rendezvous(3)
     for _, endpoint in pairs:
         endpoint.close()
-    error = absent_error(pairs[1][0], RankGroup.job(3), [0, 2], "did not connect", Settings())
-    assert silent_ranks(str(error)) == (0, 2)
+    error = make_absent_error(pairs[1][0], RankGroup.job(3), [0, 2], "did not connect", Settings())
+    assert parse_silent_ranks(str(error)) == (0, 2)
     engine = Path(__file__).parents[2] / "native/engine/membership/membership.cc"
     text = re.search(r'"(is lost: it has [a-z ]+ for )"', engine.read_text())
     assert text is not None
-    assert silent_ranks(f"rank 2 on vm (pid 1) {text[1]}6.0 s") == (2,)
+    assert parse_silent_ranks(f"rank 2 on vm (pid 1) {text[1]}6.0 s") == (2,)

@@ -42,16 +42,16 @@ def join() -> Iterator[Join]:
 def test_each_kind_is_counted_until_it_restarts(join: Join) -> None:
     membership = join()
     kinds = ["optimizer.a", "optimizer.a", "optimizer.b", "state"]
-    assert [membership.next_number(kind) for kind in kinds] == [0, 1, 0, 0]
+    assert [membership.take_number(kind) for kind in kinds] == [0, 1, 0, 0]
     membership.restart_numbers("optimizer.")
-    assert [membership.next_number(kind) for kind in kinds] == [0, 1, 0, 1]
+    assert [membership.take_number(kind) for kind in kinds] == [0, 1, 0, 1]
 
 
 def test_progress_counts_the_submitted_collectives(join: Join) -> None:
     membership = join()
-    before = membership._starter.progress()[0]
+    before = membership._starter.measure_progress()[0]
     submit(membership.engine, Call(Op.BARRIER, "x"), [], None).wait()
-    assert membership._starter.progress() == (before + 1, 0.0, "")
+    assert membership._starter.measure_progress() == (before + 1, 0.0, "")
 
 
 def test_a_timeline_is_started_and_stopped(join: Join, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_without_a_thread_for_an_engine_it_is_shut_down(monkeypatch: pytest.Monk
 def test_a_starter_knows_only_engines_that_are_alive() -> None:
     starter = EngineStarter(None, Settings(), contextlib.nullcontext())
     engine = starter.start(RankGroup.job(1))
-    assert starter._engines() == [engine]
+    assert starter._list_engines() == [engine]
     engine.shutdown()
     del engine
-    assert starter._engines() == []
+    assert starter._list_engines() == []

@@ -37,7 +37,7 @@ def test_what_cannot_be_pickled_is_told_on_all_ranks() -> None:
         import threading
 
         from spark_estimator.collectives import context, objects
-        from spark_estimator.errors import HorovodInternalError, without_links
+        from spark_estimator.errors import HorovodInternalError, remove_links
 
         context.init()
         messages = []
@@ -49,7 +49,7 @@ def test_what_cannot_be_pickled_is_told_on_all_ranks() -> None:
                 call()
             except HorovodInternalError as error:
                 assert (error.__cause__ is not None) is (rank == 1)
-                messages.append(without_links(str(error)))
+                messages.append(remove_links(str(error)))
         assert objects.allgather_object(rank) == [0, 1]
         return messages
 

@@ -88,7 +88,8 @@ def random_allreduces(rank: int, seed: int, total: int) -> dict[str, int]:
             right = stored(expected(op, dtype, count, value_seed + i), dtype)
             assert numpy.array_equal(outputs[i], right), (name, dtype, op, count, outputs[i], right)
     return {
-        name: context.engine().counter(name) for name in ("requests", "shared_memory", "stream_bytes", "fused_requests")
+        name: context.engine().read_counter(name)
+        for name in ("requests", "shared_memory", "stream_bytes", "fused_requests")
     }
 
 

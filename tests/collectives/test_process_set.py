@@ -136,27 +136,27 @@ def test_a_framework_makes_groups_beside_the_sets() -> None:
 
         context.init()  # not dynamic: that is what users are asked
         for _ in range(2):
-            pair = context.group([2, 0], "make")
+            pair = context.make_group([2, 0], "make")
             assert (pair is None) == (rank == 1)
             if pair is not None:
                 assert pair.ranks == (0, 2)
                 assert [bytes(each) for each in gather_bytes(pair, "names", b"%d" % rank)] == [b"0", b"2"]
                 context.end_group(pair)
                 context.end_group(pair)
-        assert context.group(range(3), "make") is context.engine()
+        assert context.make_group(range(3), "make") is context.engine()
         assert context.get_process_set_ids_and_ranks() == {0: [0, 1, 2]}
         with pytest.raises(ValueError, match=r"make on every rank: ranks .* contain a rank twice"):
-            context.group([1, 1], "make")
+            context.make_group([1, 1], "make")
         with pytest.raises(ValueError, match="make on rank 1: it is full"):
-            context.group([1], "make", "it is full" if rank == 1 else "")
+            context.make_group([1], "make", "it is full" if rank == 1 else "")
         message = r"rank 0 called make\(\[0, 1\]\), ranks 1, 2 called make\(\[1, 2\]\)"
         with pytest.raises(MismatchError, match=message):
-            context.group([1, 2] if rank else [0, 1], "make")
+            context.make_group([1, 2] if rank else [0, 1], "make")
         with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS"):
             context.add_process_set([1])
         if rank == 0:
             with pytest.raises(TimeoutError):
-                context.group([0], "make", timeout=timedelta(seconds=0.1))
+                context.make_group([0], "make", timeout=timedelta(seconds=0.1))
         ops.barrier()
 
     run_ranks(3, check)

@@ -17,9 +17,9 @@ from spark_estimator.collectives.reductions import (
     Product,
     Sum,
     check_adasum,
+    describe_call,
+    make_request_name,
     reduce_op,
-    request_name,
-    where,
 )
 
 
@@ -35,17 +35,17 @@ def test_the_numbers_are_horovods() -> None:
 
 
 def test_errors_name_the_call_and_the_rank(job: None) -> None:
-    assert where("allreduce") == "allreduce on rank 0"
+    assert describe_call("allreduce") == "allreduce on rank 0"
     context.shutdown()
-    assert where("allreduce") == "allreduce"
+    assert describe_call("allreduce") == "allreduce"
 
 
 def test_names_of_requests() -> None:
-    assert request_name("allreduce", "x") == ("allreduce.x", False)
-    kind, unnamed = request_name("allreduce", None)
+    assert make_request_name("allreduce", "x") == ("allreduce.x", False)
+    kind, unnamed = make_request_name("allreduce", None)
     assert unnamed and kind.startswith("allreduce")
     with pytest.raises(TypeError, match="allreduce: name must be a string, not 5"):
-        request_name("allreduce", 5)  # type: ignore[arg-type]
+        make_request_name("allreduce", 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("size", "allowed"), [(1, True), (2, True), (3, False), (6, False), (8, True)])

@@ -12,12 +12,19 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.collectives import rendezvous as module
-from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, Topology, host_id, local_rendezvous
+from spark_estimator.collectives.rendezvous import (
+    Endpoint,
+    PeerFacts,
+    Rendezvous,
+    Topology,
+    host_id,
+    make_local_rendezvous,
+)
 
 
 @pytest.fixture
 def job() -> list[tuple[Rendezvous, Endpoint]]:
-    job = local_rendezvous(2)
+    job = make_local_rendezvous(2)
     yield job
     for _, endpoint in job:
         endpoint.close()
@@ -65,10 +72,10 @@ def test_ranks_of_a_local_job_know_each_other(job: list[tuple[Rendezvous, Endpoi
 
 
 def test_jobs_have_keys_of_their_own() -> None:
-    keys = [module.new_key() for _ in range(100)]
+    keys = [module.make_key() for _ in range(100)]
     assert {len(key) for key in keys} == {32}
     assert len({key[start : start + 8] for key in keys for start in range(0, 32, 8)}) == 400, "all of it is random"
-    assert len({module.new_job_id() for _ in range(100)}) == 100
+    assert len({module.make_job_id() for _ in range(100)}) == 100
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"key": 5}', '{"key": "zz", "peers": []}'])
@@ -132,15 +139,15 @@ def test_an_address_of_another_host_is_named() -> None:
 
 def test_a_job_has_ranks() -> None:
     with pytest.raises(ValueError, match="not 0"):
-        local_rendezvous(0)
+        make_local_rendezvous(0)
 
 
 COMMAND = """
 import os, sys
 from spark_estimator.collectives import rendezvous
 from spark_estimator.env import Settings
-received = rendezvous.current(Settings.read().rendezvous_fd)
-again = rendezvous.current(Settings.read().rendezvous_fd)
+received = rendezvous.find_current(Settings.read().rendezvous_fd)
+again = rendezvous.find_current(Settings.read().rendezvous_fd)
 assert again is received
 try:
     os.fstat(Settings.read().rendezvous_fd)
@@ -166,9 +173,9 @@ def test_a_process_that_the_launcher_did_not_start_is_told(tmp_path: Path) -> No
     with (tmp_path / "other").open("wb") as other:
         for fd in (other.fileno(), 999_999):
             with pytest.raises(ValueError, match=rf"SPARK_ESTIMATOR_RENDEZVOUS_FD={fd} is not a rendezvous") as raised:
-                module.current(fd)
+                module.find_current(fd)
             assert 'if __name__ == "__main__"' in str(raised.value)
 
 
 def test_without_anything_there_is_none() -> None:
-    assert module.current(None) is None
+    assert module.find_current(None) is None

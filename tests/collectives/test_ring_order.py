@@ -18,7 +18,7 @@ from spark_estimator.collectives import arrays, context, ring_order
 from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.reductions import Sum
-from spark_estimator.collectives.ring_order import Pair, cost_of, order_of, pair_rounds
+from spark_estimator.collectives.ring_order import Pair, find_order, plan_pair_rounds, sum_costs
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
 from tests.ranks import Outcome, Ranks, on_hosts
@@ -32,7 +32,7 @@ def costs_of(hosts: int, cost: Callable[[int, int], float]) -> dict[Pair, float]
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 8, 9, 64])
 def test_each_pair_is_in_one_round_and_each_host_once_in_it(hosts: int) -> None:
-    rounds = pair_rounds(hosts)
+    rounds = plan_pair_rounds(hosts)
     assert sorted(itertools.chain(*rounds)) == list(itertools.combinations(range(hosts), 2))
     assert all(len(set(itertools.chain(*pairs))) == 2 * len(pairs) for pairs in rounds)
 
@@ -41,13 +41,13 @@ def test_each_pair_is_in_one_round_and_each_host_once_in_it(hosts: int) -> None:
 def test_hosts_of_a_rack_are_side_by_side(hosts: int, racks: int) -> None:
     noise = random.Random(hosts)
     costs = costs_of(hosts, lambda low, high: (1 if low % racks == high % racks else 4) * noise.uniform(0.95, 1.05))
-    order = order_of(costs, hosts)
+    order = find_order(costs, hosts)
     assert sorted(order) == list(range(hosts)) and order[0] == 0
     assert sum(order[place - 1] % racks != order[place] % racks for place in range(hosts)) == racks
 
 
 def test_a_slow_link_is_avoided() -> None:
-    order = order_of(costs_of(6, lambda low, high: 10.0 if (low, high) == (2, 3) else 1.0), 6)
+    order = find_order(costs_of(6, lambda low, high: 10.0 if (low, high) == (2, 3) else 1.0), 6)
     assert sorted(order) == list(range(6))
     assert abs(order.index(2) - order.index(3)) not in (1, 5)
 
@@ -55,22 +55,22 @@ def test_a_slow_link_is_avoided() -> None:
 @pytest.mark.parametrize("hosts", [0, 1, 2, 3, 4, 7, 20])
 def test_equal_links_and_noise_leave_the_order_of_ranks(hosts: int) -> None:
     noise = random.Random(1)
-    assert order_of(costs_of(hosts, lambda low, high: 1.0), hosts) == list(range(hosts))
+    assert find_order(costs_of(hosts, lambda low, high: 1.0), hosts) == list(range(hosts))
     costs = costs_of(hosts, lambda low, high: noise.uniform(1, 1.08))
-    assert order_of(costs, hosts) == list(range(hosts))
+    assert find_order(costs, hosts) == list(range(hosts))
 
 
 def test_a_slow_host_leaves_the_order_of_ranks() -> None:
     """Each ring uses two of its links."""
-    assert order_of(costs_of(8, lambda low, high: 10.0 if 3 in (low, high) else 1.0), 8) == list(range(8))
+    assert find_order(costs_of(8, lambda low, high: 10.0 if 3 in (low, high) else 1.0), 8) == list(range(8))
 
 
 def test_the_order_is_near_the_best() -> None:
     for seed in range(40):
         numbers = random.Random(seed)
         costs = costs_of(7, lambda low, high, numbers=numbers: numbers.uniform(1, 10))  # type: ignore[misc]
-        best = min(cost_of([0, *rest], costs) for rest in itertools.permutations(range(1, 7)))
-        assert cost_of(order_of(costs, 7), costs) <= 1.25 * best, seed
+        best = min(sum_costs([0, *rest], costs) for rest in itertools.permutations(range(1, 7)))
+        assert sum_costs(find_order(costs, 7), costs) <= 1.25 * best, seed
 
 
 # --- with ranks ------------------------------------------------------------------------------------------------------
@@ -91,8 +91,8 @@ def sums_in_order(rank: int, order: Sequence[int], hierarchical: bool) -> list[f
     for low, high in itertools.combinations(range(len(order)), 2):
         apart = abs(order.index(low) - order.index(high))
         costs[low, high] = 1.0 if apart in (1, len(order) - 1) else 5.0
-    measure = ring_order.measured_costs
-    ring_order.measured_costs = lambda job, leaders: measure(job, leaders) and costs
+    measure = ring_order.measure_costs
+    ring_order.measure_costs = lambda job, leaders: measure(job, leaders) and costs
     ring_order.LEAST_SAVED = -100.0  # on one machine no order is faster
     evens = ProcessSet(range(0, 6, 2))
     context.init(process_sets="dynamic")
@@ -177,7 +177,7 @@ def test_the_wish_of_rank_0_counts(hosts: str, wishes: list[str], most_hosts: in
 
 def job_with_few_descriptors(rank: int) -> float:
     if rank == 3:  # enough of them to connect, but no more
-        few = SimpleNamespace(shortage=lambda count: descriptors.shortage(count + 10**6))
+        few = SimpleNamespace(shortage=lambda count: descriptors.find_shortage(count + 10**6))
         ring_order.descriptors = few  # type: ignore[assignment]
     context.init()
     return float(arrays.allreduce(numpy.ones(1_000_000), Sum, "x")[0])

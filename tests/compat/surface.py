@@ -332,7 +332,7 @@ def _is_placeholder(value: Any) -> bool:
 
 @cache
 def _flags() -> frozenset[str]:
-    parser = importlib.import_module("spark_estimator.launch.cli.flags").parser()
+    parser = importlib.import_module("spark_estimator.launch.cli.flags").make_parser()
     return frozenset(option for action in parser._actions for option in action.option_strings)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator import compat
-from spark_estimator.compat.aliases import INSTEAD, MODULES, PACKAGES, ROOTS, advice
+from spark_estimator.compat.aliases import INSTEAD, MODULES, PACKAGES, ROOTS, advise
 
 #: Old name -> the name of its target, where that has another one.
 RENAMED = {
@@ -89,9 +89,9 @@ def test_no_submodule_hides_a_name_of_the_package_that_it_leads_to() -> None:
 
 def test_there_is_advice_for_everything_else() -> None:
     assert set(INSTEAD) >= ROOTS
-    assert "use `spark_estimator.keras` (available: horovod, " in advice("horovod.keras.nothing")
-    assert "use `spark_estimator.spark`" in advice("horovod.spark.torch")
-    assert "available: sparkdl, sparkdl.horovod" in advice("sparkdl.estimators")
+    assert "use `spark_estimator.keras` (available: horovod, " in advise("horovod.keras.nothing")
+    assert "use `spark_estimator.spark`" in advise("horovod.spark.torch")
+    assert "available: sparkdl, sparkdl.horovod" in advise("sparkdl.estimators")
     served = {*MODULES, *PACKAGES}
     bindings = {"horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras", "horovod.spark"}
     assert not [name for name in INSTEAD if name in served and name not in {*ROOTS, *bindings}]

@@ -10,7 +10,7 @@ import pytest
 
 from spark_estimator import compat
 from spark_estimator.compat.aliases import MODULES, PACKAGES
-from spark_estimator.compat.unavailable import UNAVAILABLE, placeholder
+from spark_estimator.compat.unavailable import UNAVAILABLE, make_placeholder
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_modules_that_are_missing_are_documented(page: str, names: list[str], al
 
 
 def test_a_subclass_can_be_defined_and_says_it_when_it_is_made() -> None:
-    base = placeholder("horovod.some.Module", "use another")
+    base = make_placeholder("horovod.some.Module", "use another")
     derived = type("Derived", (base,), {})
     assert (base.__module__, base.__name__) == ("horovod.some", "Module")
     with pytest.raises(NotImplementedError, match=r"horovod\.some\.Module is not available: use another\."):

@@ -11,9 +11,9 @@ import pytest
 from spark_estimator.data.categories import (
     Hashing,
     Vocabulary,
-    encoder_of,
-    encoders_of,
-    with_largest_ids,
+    make_encoder,
+    make_encoders,
+    set_largest_ids,
 )
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
@@ -29,10 +29,10 @@ USERS = Hashing("user", 1000)
 @pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string()])
 def test_texts_have_the_ids_of_their_places(kind: pyarrow.DataType) -> None:
     values = pyarrow.array(["Örebro", None, "rome", "Rome", "", "Örebro"], kind)
-    ids = CITIES.ids(values)
+    ids = CITIES.find_ids(values)
     assert ids.type == pyarrow.int64() and ids.to_pylist() == [2, 0, 0, 1, 3, 2]
-    assert CITIES.ids(values.slice(3, 2)).to_pylist() == [1, 3]
-    assert CITIES.ids(values[:0]).to_pylist() == []
+    assert CITIES.find_ids(values.slice(3, 2)).to_pylist() == [1, 3]
+    assert CITIES.find_ids(values[:0]).to_pylist() == []
 
 
 @pytest.mark.parametrize(
@@ -46,19 +46,19 @@ def test_texts_have_the_ids_of_their_places(kind: pyarrow.DataType) -> None:
     ],
 )
 def test_whole_numbers(values: pyarrow.Array, ids: list[int]) -> None:
-    assert CODES.ids(values).to_pylist() == ids
+    assert CODES.find_ids(values).to_pylist() == ids
 
 
 def test_booleans_are_the_numbers_0_and_1() -> None:
     flags = Vocabulary("flag", (1, 0))
-    assert flags.ids(pyarrow.array([True, False, None])).to_pylist() == [1, 2, 0]
+    assert flags.find_ids(pyarrow.array([True, False, None])).to_pylist() == [1, 2, 0]
 
 
 def test_arrays_of_categories() -> None:
     values = pyarrow.array([["x"], ["Rome", "", None], None, [], ["Rome", "Örebro"]])
-    assert CITIES.ids(values).to_pylist() == [[0], [1, 3, 0], None, [], [1, 2]]
-    assert CITIES.ids(values.slice(1, 3)).to_pylist() == [[1, 3, 0], None, []]
-    assert CITIES.ids(values.slice(4)).to_pylist() == [[1, 2]]
+    assert CITIES.find_ids(values).to_pylist() == [[0], [1, 3, 0], None, [], [1, 2]]
+    assert CITIES.find_ids(values.slice(1, 3)).to_pylist() == [[1, 3, 0], None, []]
+    assert CITIES.find_ids(values.slice(4)).to_pylist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_values_of_another_type(encoder: Any, values: pyarrow.Array, words: str)
 
 def test_a_hash_never_changes() -> None:
     """These ids are in saved models."""
-    ids = USERS.ids(pyarrow.array(["ada", "Örebro", "", None, "42"])).to_pylist()
+    ids = USERS.find_ids(pyarrow.array(["ada", "Örebro", "", None, "42"])).to_pylist()
     assert ids == [490, 456, 1, 0, 396]
-    assert USERS.ids(pyarrow.array([42, -5, None])).to_pylist() == [396, 980, 0]
-    assert Hashing("user", 2).ids(pyarrow.array(["a", None])).to_pylist() == [1, 0]
+    assert USERS.find_ids(pyarrow.array([42, -5, None])).to_pylist() == [396, 980, 0]
+    assert Hashing("user", 2).find_ids(pyarrow.array(["a", None])).to_pylist() == [1, 0]
 
 
 def test_spark_has_the_same_hash(spark: SparkSession) -> None:
@@ -89,15 +89,15 @@ def test_spark_has_the_same_hash(spark: SparkSession) -> None:
     rows = frame.selectExpr(
         "name", "number", "1 + crc32(name) % 999 AS a", "1 + crc32(cast(number AS string)) % 999 AS b"
     ).collect()
-    assert USERS.ids(pyarrow.array([row.name for row in rows])).to_pylist() == [row.a for row in rows]
-    assert USERS.ids(pyarrow.array([row.number for row in rows])).to_pylist() == [row.b for row in rows]
+    assert USERS.find_ids(pyarrow.array([row.name for row in rows])).to_pylist() == [row.a for row in rows]
+    assert USERS.find_ids(pyarrow.array([row.number for row in rows])).to_pylist() == [row.b for row in rows]
 
 
 def test_text_that_is_not_utf_8_is_an_unknown_value() -> None:
     torn = pyarrow.StringArray.from_buffers(
         1, pyarrow.py_buffer(b"\x00\x00\x00\x00\x02\x00\x00\x00"), pyarrow.py_buffer(b"\xff\xfe")
     )
-    assert CITIES.ids(torn).to_pylist() == [0]
+    assert CITIES.find_ids(torn).to_pylist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_types_of_columns(encoder: Any, kind: str, words: str) -> None:
 
 def test_an_encoder_is_sent_without_what_it_has_computed() -> None:
     before = len(pickle.dumps(CITIES))
-    CITIES.ids(pyarrow.array(["Rome"]))
+    CITIES.find_ids(pyarrow.array(["Rome"]))
     assert len(pickle.dumps(CITIES)) == before
     assert pickle.loads(pickle.dumps(CITIES)) == CITIES
     assert "Rome" not in repr(CITIES)
@@ -130,37 +130,37 @@ def test_an_encoder_is_sent_without_what_it_has_computed() -> None:
 
 def test_entries_of_the_parameter() -> None:
     entries = {"a": ["x", "y"], "b": [3, 4], "c": {"hash": 9}, "d": 10}
-    encoders = encoders_of(entries)
+    encoders = make_encoders(entries)
     assert {name: encoder.entry for name, encoder in encoders.items()} == entries
     assert [encoder.size for encoder in encoders.values()] == [3, 3, 9, 10]
-    assert encoders_of(None) == {}
+    assert make_encoders(None) == {}
     assert encoders["a"].summary.startswith("a: 3 ids, checksum ")
-    assert encoders["a"].summary != encoder_of("a", ["y", "x"]).summary
+    assert encoders["a"].summary != make_encoder("a", ["y", "x"]).summary
 
 
 def test_a_batch_with_ids() -> None:
     batch = pyarrow.RecordBatch.from_pydict({"c0": ["Rome", None], "c1": [1.5, 2.5], "c2": [["x"], ["Rome"]]})
-    ids = RowEncoder(("c0", "c1", "c2"), categories={"c0": CITIES, "c2": CITIES}).numbers(batch)
+    ids = RowEncoder(("c0", "c1", "c2"), categories={"c0": CITIES, "c2": CITIES}).to_numbers(batch)
     assert ids.to_pydict() == {"c0": [1, 0], "c1": [1.5, 2.5], "c2": [[0], [1]]}
-    largest = with_largest_ids(ids, [4, 0, 9])
+    largest = set_largest_ids(ids, [4, 0, 9])
     assert largest.to_pydict() == {"c0": [3, 0], "c1": [1.5, 2.5], "c2": [[8], [1]]}
-    assert with_largest_ids(ids[:0], [4, 0, 9]).num_rows == 0
+    assert set_largest_ids(ids[:0], [4, 0, 9]).num_rows == 0
 
 
 @pytest.mark.parametrize("entry", [["Rome", "Örebro"], {"hash": 9}])
 def test_a_column_with_the_ids_of_another(entry: Any) -> None:
-    encoders = encoders_of({"before": "city", "city": entry, "code": [7]})
+    encoders = make_encoders({"before": "city", "city": entry, "code": [7]})
     assert list(encoders) == ["before", "city", "code"]
     city, before = encoders["city"], pickle.loads(pickle.dumps(encoders))["before"]
     assert (before.name, before.size, before.entry) == ("before", city.size, "city")
     visits = pyarrow.array([["Rome", None], None, ["Örebro", "Rome", "Oslo"]])
-    assert before.ids(visits).to_pylist() == city.ids(visits).to_pylist() != [[0, 0], None, [0, 0, 0]]
+    assert before.find_ids(visits).to_pylist() == city.find_ids(visits).to_pylist() != [[0, 0], None, [0, 0, 0]]
 
 
 def test_a_column_with_the_ids_of_another_is_of_its_type() -> None:
-    before = encoders_of({"before": "city", "city": ["Rome"]})["before"]
+    before = make_encoders({"before": "city", "city": ["Rome"]})["before"]
     before.check("before", "array<string>")
     with pytest.raises(DataError, match=r"of column 'before' are texts, such as 'Rome', but its type is array<int>"):
         before.check("before", "array<int>")
     with pytest.raises(DataError, match="column 'before' is of type int64; its categories are texts"):
-        before.ids(pyarrow.array([1]))
+        before.find_ids(pyarrow.array([1]))

@@ -14,14 +14,14 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from spark_estimator.data.columns import cast_columns, dropping_columns, readable
+from spark_estimator.data.columns import cast_columns, find_dropping_columns, make_readable
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Field, matrix_of
+from spark_estimator.data.fields import Field, make_matrix
 from spark_estimator.data.first_rows import fit_decoders
 from spark_estimator.data.nulls import Nulls
-from spark_estimator.data.numbers import readable_in
-from spark_estimator.data.parquet import DataFiles, FileRows, files_at
-from spark_estimator.data.row_encoder import RowEncoder, dtypes_of
+from spark_estimator.data.numbers import make_file_readable
+from spark_estimator.data.parquet import DataFiles, FileRows, find_files
+from spark_estimator.data.row_encoder import RowEncoder, find_dtypes
 from spark_estimator.data.spark_rows import feed_columns
 from spark_estimator.errors import DataError
 
@@ -108,31 +108,31 @@ def encoder_of(names: list[str], nulls: Nulls = "error") -> RowEncoder:
 
 def through_spark(frame: DataFrame, names: list[str], nulls: Nulls = "error") -> pyarrow.RecordBatch:
     """As a training's ranks get the rows."""
-    columns = [readable(frame.schema, name, name == "image") for name in names]
+    columns = [make_readable(frame.schema, name, name == "image") for name in names]
     dtypes = [column.dtype for column in columns]
     selected, feed = feed_columns(frame, encoder_of(names, nulls), columns, dtypes)
-    return feed.encoder.numbers(feed.name_columns(batch_of(selected)), dtypes=dtypes)
+    return feed.encoder.to_numbers(feed.name_columns(batch_of(selected)), dtypes=dtypes)
 
 
 def sampled(frame: DataFrame, names: list[str], nulls: Nulls = "error") -> pyarrow.RecordBatch:
     """As the driver gets the first rows."""
-    columns = [readable(frame.schema, name, name == "image") for name in names]
+    columns = [make_readable(frame.schema, name, name == "image") for name in names]
     cast = frame.select(*cast_columns(columns, [column.dtype for column in columns], nulls))
-    dropping = dropping_columns(columns, nulls)
+    dropping = find_dropping_columns(columns, nulls)
     cast = cast.dropna(subset=dropping) if dropping else cast
     return fit_decoders(batch_of(cast), columns, encoder_of(names, nulls))[0]
 
 
 def from_files(files: DataFiles, names: list[str], nulls: Nulls = "error") -> pyarrow.RecordBatch:
-    columns = [readable_in(files.kinds, name, name == "image") for name in names]
+    columns = [make_file_readable(files.kinds, name, name == "image") for name in names]
     rows = FileRows(files, encoder_of(names, nulls))
-    return rows.first_rows([column.dtype for column in columns], 100)
+    return rows.read_first_rows([column.dtype for column in columns], 100)
 
 
 def test_every_row_of_the_table(spark: SparkSession, tmp_path: Path) -> None:
     frame, right = table(spark)
     frame.write.parquet(str(tmp_path / "rows"))
-    files = files_at(str(tmp_path / "rows"))
+    files = find_files(str(tmp_path / "rows"))
     for way in (through_spark, sampled, from_files):
         by_spark = way is not from_files
         names = [name for name in right if by_spark or not name.startswith("s.")]
@@ -140,9 +140,9 @@ def test_every_row_of_the_table(spark: SparkSession, tmp_path: Path) -> None:
         rows = way(frame if by_spark else files, names)  # type: ignore[arg-type]
         for field in fields_of({name: right[name] for name in names}):
             name, (dtype, values) = field.name, right[field.name]
-            column = (readable if by_spark else readable_in)(schema, name, name == "image")  # type: ignore[operator]
+            column = (make_readable if by_spark else make_file_readable)(schema, name, name == "image")  # type: ignore[operator]
             assert column.dtype == dtype, (way, name)
-            matrix = matrix_of(rows, field)
+            matrix = make_matrix(rows, field)
             if name.startswith("timestamp_ntz") and by_spark:
                 zone = ZoneInfo(str(spark.conf.get("spark.sql.session.timeZone")))
                 moved = [when.replace(tzinfo=zone).timestamp() for when in TIMES]
@@ -155,7 +155,7 @@ def test_nulls_by_each_policy(spark: SparkSession, tmp_path: Path) -> None:
     rows = [(1, 0.5, [1.0], b"ab"), (None, 1.5, [2.0], b"cd"), (3, None, [3.0], b"ef"), (4, float("nan"), [4.0], b"gh")]
     frame = spark.createDataFrame(rows, "n int, x double, v array<float>, image binary").coalesce(1)
     frame.write.parquet(str(tmp_path / "rows"))
-    files = files_at(str(tmp_path / "rows"))
+    files = find_files(str(tmp_path / "rows"))
     names = ["n", "x", "v", "image"]
     n, x = Field(("n",), ("c0",), (1,), "int64"), Field(("x",), ("c1",), (1,), "float32")
     for batch_with in (
@@ -164,13 +164,13 @@ def test_nulls_by_each_policy(spark: SparkSession, tmp_path: Path) -> None:
         lambda nulls: from_files(files, names, nulls),
     ):
         with pytest.raises(DataError, match="column 'n' holds null in row 1 "):
-            matrix_of(batch_with("error"), n)
+            make_matrix(batch_with("error"), n)
         assert batch_with("drop").column("c0").to_pylist() == [1]
         by_column = batch_with({"n": 7, "x": "drop"})
         assert by_column.column("c0").to_pylist() == [1, 7]
         filled = batch_with(7.0)
-        assert matrix_of(filled, n).ravel().tolist() == [1, 7, 3, 4]
-        assert matrix_of(filled, x).ravel().tolist() == [0.5, 1.5, 7.0, 7.0], "as Spark's fillna, which replaces NaN"
+        assert make_matrix(filled, n).ravel().tolist() == [1, 7, 3, 4]
+        assert make_matrix(filled, x).ravel().tolist() == [0.5, 1.5, 7.0, 7.0], "as Spark's fillna, which replaces NaN"
 
 
 def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
@@ -185,11 +185,11 @@ def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
     columns = tuple(f"c{number}" for number in range(8))
     x = Field(tuple(names[:6]), columns[:6], (1, 1, 1, 2, 1, 1), "float32", (7,))
     labels = Field(("k", "m"), columns[6:], (1, 1), "int64", (2,))
-    chosen = [readable(frame.schema, name) for name in names]
+    chosen = [make_readable(frame.schema, name) for name in names]
 
     def matrices(nulls: Nulls, packed: tuple[tuple[int, ...], ...]) -> list[list[list[float]]]:
         encoder = RowEncoder(tuple(names), (x, labels), nulls=nulls)
-        selected, feed = feed_columns(frame, encoder, chosen, dtypes_of([x, labels]))
+        selected, feed = feed_columns(frame, encoder, chosen, find_dtypes([x, labels]))
         assert selected.columns == [f"c{number}" for number in range(len(packed))]
         assert feed.encoder.packed == packed
         return [matrix.tolist() for matrix in feed.encoder.encode(feed.name_columns(batch_of(selected)), 100)]
@@ -202,7 +202,7 @@ def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
         matrices(15.0, by_type)
     assert matrices("drop", by_type) == [[[0.5, 1.5, 2, 3, 4, 5, 6]], [[7, 8]]]
     frame = frame.withColumn("m", frame.m.cast("int"))  # Spark has casts of two types now: they stay apart
-    chosen = [readable(frame.schema, name) for name in names]
+    chosen = [make_readable(frame.schema, name) for name in names]
     inputs, whole = matrices(15.0, ((0, 1, 2, 4, 5), (3,), (6,), (7,)))
     assert inputs[1] == [10.5, 11.5, 12, 13, 14, 15, 16] and whole[1] == [17, 18]
 
@@ -223,9 +223,9 @@ def test_what_is_no_number_is_refused(spark: SparkSession, kind: str, words: str
     from pyspark.sql.types import StructType, _parse_datatype_string
 
     with pytest.raises(DataError, match=f"column 'x' has {words}"):
-        readable(StructType().add("x", _parse_datatype_string(kind)), "x")
+        make_readable(StructType().add("x", _parse_datatype_string(kind)), "x")
     with pytest.raises(DataError, match=r"column 'x' has type"):
-        readable_in({"x": "struct" if kind.startswith("struct") else kind}, "x")
+        make_file_readable({"x": "struct" if kind.startswith("struct") else kind}, "x")
     if kind == "string":
         with pytest.raises(DataError, match=r"decoders refers to column 'x' \(string\)"):
-            readable_in({"x": kind}, "x", decoded=True)
+            make_file_readable({"x": kind}, "x", decoded=True)

@@ -9,7 +9,7 @@ import numpy
 import pyarrow
 import pytest
 
-from spark_estimator.data.decoding import Decoder, failure_text, kept_dtype, lists_of
+from spark_estimator.data.decoding import Decoder, choose_kept_dtype, describe_failure, to_lists
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
 
@@ -19,18 +19,18 @@ def pixels(content: bytes) -> numpy.ndarray[Any, Any]:
 
 
 def test_the_first_array_fixes_shape_and_type() -> None:
-    known, arrays = Decoder("image", pixels).arrays(pyarrow.array([None, b"ab", b"cd"]))
+    known, arrays = Decoder("image", pixels).decode(pyarrow.array([None, b"ab", b"cd"]))
     assert (known.shape, known.dtype, arrays.dtype) == ((1, 2), "uint8", numpy.uint8)
     assert arrays.tolist() == [[[0, 0]], [[97, 98]], [[99, 100]]], "null is zeros"
     with pytest.raises(DataError, match=r"array of shape \[1, 3\] in row 41 of this rank's rows, and \[1, 2\] before"):
-        known.arrays(pyarrow.array([b"ab", b"abc"]), 40)
+        known.decode(pyarrow.array([b"ab", b"abc"]), 40)
     with pytest.raises(DataError, match=r"array of shape \[1, 3\] in row 1 of a batch of rows, and \[1, 2\] before"):
         encoder = RowEncoder(("image",), decoders={"image": known})
-        encoder.numbers(pyarrow.RecordBatch.from_pydict({"image": [b"ab", b"abc"]}), source="a batch of rows")
+        encoder.to_numbers(pyarrow.RecordBatch.from_pydict({"image": [b"ab", b"abc"]}), source="a batch of rows")
 
 
 def test_rows_of_null_alone_leave_the_shape_open() -> None:
-    known, arrays = Decoder("image", pixels).arrays(pyarrow.array([None, None], pyarrow.binary()))
+    known, arrays = Decoder("image", pixels).decode(pyarrow.array([None, None], pyarrow.binary()))
     assert (known.shape, known.dtype) == (None, None)
     assert (arrays.shape, arrays.dtype) == ((2,), numpy.float32)
 
@@ -45,13 +45,13 @@ def test_rows_of_null_alone_leave_the_shape_open() -> None:
 )
 def test_what_a_function_may_not_do(function: Callable[[bytes], Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
-        Decoder("image", function).arrays(pyarrow.array([b"ab"]), 5)
+        Decoder("image", function).decode(pyarrow.array([b"ab"]), 5)
 
 
 def test_a_later_array_of_another_type() -> None:
     decoder = Decoder("image", lambda content: numpy.array([0.5]), shape=(1,), dtype="int64")
     with pytest.raises(DataError, match="array of float64 in row 0 of this rank's rows, and of int64 before"):
-        decoder.arrays(pyarrow.array([b"ab"]))
+        decoder.decode(pyarrow.array([b"ab"]))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_later_array_of_another_type() -> None:
     ],
 )
 def test_types_that_are_kept(dtype: str, kept: str) -> None:
-    assert kept_dtype(numpy.dtype(dtype), "the function") == kept
+    assert choose_kept_dtype(numpy.dtype(dtype), "the function") == kept
 
 
 def test_a_traceback_begins_in_the_user_s_function() -> None:
@@ -77,15 +77,15 @@ def test_a_traceback_begins_in_the_user_s_function() -> None:
     try:
         fails()
     except KeyError as error:
-        text = failure_text(error)
+        text = describe_failure(error)
     assert text.startswith("KeyError: 'nothing'\nTraceback") and "in fails" in text
     assert text.count("File ") == 1, "the caller's lines are left out"
-    assert failure_text(ValueError("never raised")) == "ValueError: never raised\nValueError: never raised"
+    assert describe_failure(ValueError("never raised")) == "ValueError: never raised\nValueError: never raised"
 
 
 def test_lists_with_null() -> None:
     valid = pyarrow.array([True, False])
-    lists = lists_of(numpy.arange(8).reshape(2, 2, 2), valid)
+    lists = to_lists(numpy.arange(8).reshape(2, 2, 2), valid)
     assert lists.to_pylist() == [[0, 1, 2, 3], None]
-    assert lists_of(numpy.array([1.5, 2.5]), valid).to_pylist() == [1.5, None]
-    assert lists_of(numpy.arange(4).reshape(2, 2), pyarrow.array([True, True])).null_count == 0
+    assert to_lists(numpy.array([1.5, 2.5]), valid).to_pylist() == [1.5, None]
+    assert to_lists(numpy.arange(4).reshape(2, 2), pyarrow.array([True, True])).null_count == 0

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("torch")
 
 from spark_estimator.data import make_torch_dataloader
-from spark_estimator.data.parquet import files_at
+from spark_estimator.data.parquet import find_files
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.dataset import dataset_at
+from spark_estimator.extensions.petastorm.dataset import find_dataset
 
 #: delta-rs wrote it: n (0 to 13, 2, 9 and 13 deleted), partition columns part (n % 2) and kind (null where n % 4 == 3),
 #: z from 8 on; a checkpoint at version 2, and two versions after it.
@@ -50,7 +50,7 @@ def test_removed_files_are_not_read(table: Path, checkpoint: bool) -> None:
     if not checkpoint:
         change(table, 0, lambda action: None)
     assert rows(table, ["n", "part"]) == [(n, n % 2) for n in LEFT]
-    assert len(list(table.rglob("part-*.parquet"))) == 9 and len(files_at(str(table)).files) == 6
+    assert len(list(table.rglob("part-*.parquet"))) == 9 and len(find_files(str(table)).files) == 6
 
 
 def test_versions_that_a_checkpoint_holds_may_be_gone(table: Path) -> None:
@@ -63,7 +63,7 @@ def test_versions_that_a_checkpoint_holds_may_be_gone(table: Path) -> None:
 
 
 def test_a_column_that_came_later_is_null_before(table: Path) -> None:
-    files = files_at(str(table))
+    files = find_files(str(table))
     assert files.kinds == {"n": "bigint", "part": "int", "kind": "string", "z": "double"}
     with pytest.raises(DataError, match="column 'z' holds null"):
         rows(table, ["n", "z"])
@@ -72,7 +72,7 @@ def test_a_column_that_came_later_is_null_before(table: Path) -> None:
 
 
 def test_values_of_partitions(table: Path) -> None:
-    kinds = {file.constants["kind"].as_py() for file in files_at(str(table)).files}
+    kinds = {file.constants["kind"].as_py() for file in find_files(str(table)).files}
     assert kinds == {"a b0", "a b1", None}
 
 
@@ -120,7 +120,7 @@ def with_feature(action: dict[str, Any]) -> None:
 def test_what_is_refused(table: Path, version: int, edit: Callable[[dict[str, Any]], None], message: str) -> None:
     change(table, version, edit)
     with pytest.raises(DataError, match=message):
-        files_at(str(table))
+        find_files(str(table))
 
 
 def test_a_checkpoint_of_another_format_is_refused_where_it_is_needed(table: Path) -> None:
@@ -129,9 +129,9 @@ def test_a_checkpoint_of_another_format_is_refused_where_it_is_needed(table: Pat
     assert rows(table, ["n"]) == [(n,) for n in LEFT], "all versions are there"
     (table / "_delta_log" / f"{0:020}.json").unlink()
     with pytest.raises(DataError, match="V2 format, or incomplete"):
-        files_at(str(table))
+        find_files(str(table))
 
 
 def test_petastorms_readers_refuse_a_table(table: Path) -> None:
     with pytest.raises(DataError, match="belongs to the Delta table"):
-        dataset_at(str(table))
+        find_dataset(str(table))

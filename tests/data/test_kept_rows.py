@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 
 from spark_estimator.data.fields import Field
-from spark_estimator.data.kept_rows import KeptRows, bytes_of_row, check_kept, lengths_of, read_back_as
+from spark_estimator.data.kept_rows import KeptRows, check_kept, estimate_row_bytes, find_longest_row, get_read_type
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
@@ -30,8 +30,8 @@ BATCH = pyarrow.RecordBatch.from_pydict(COLUMNS)
 
 
 def kept(batch: pyarrow.RecordBatch, then: RowEncoder | None = None) -> KeptRows:
-    types = {field.name: read_back_as(field.type) for field in batch.schema}
-    width = bytes_of_row(lengths_of(batch), batch.num_columns)
+    types = {field.name: get_read_type(field.type) for field in batch.schema}
+    width = estimate_row_bytes(find_longest_row(batch), batch.num_columns)
     return KeptRows.of(types, width, then or RowEncoder(()))
 
 
@@ -50,10 +50,10 @@ def test_values_come_back_as_they_were() -> None:
         transformation_columns=tuple(COLUMNS),
     )
     rows = kept(BATCH, then)
-    batch = rows.numbers(BATCH)
+    batch = rows.to_numbers(BATCH)
     assert batch.schema.names == ["c0", "marker"] and batch.column("marker").to_pylist() == [False, True, False]
     assert set(rows.read) == set(COLUMNS)
-    (made,) = rows.encode_kept(*rows.matrices(batch))
+    (made,) = rows.encode_kept(*rows.make_matrices(batch))
     assert made.tolist() == [[1.0], [1.0], [1.0]] and made.flags.writeable
     first, second, third = seen[-3:]
     assert (first["text"], second["text"], third["text"]) == ("short", "a longer text, with \u00fc", None)
@@ -90,7 +90,7 @@ def test_equal_rows_have_equal_bytes() -> None:
 def test_a_row_that_does_not_fit_is_refused() -> None:
     rows = KeptRows.of(kept(BATCH).types, 20, RowEncoder(()))
     with pytest.raises(DataError, match="row 5 of this rank's rows has grown"):
-        rows.numbers(BATCH.slice(1), 5)
+        rows.to_numbers(BATCH.slice(1), 5)
 
 
 def test_types() -> None:

@@ -14,9 +14,9 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_estimator.data.legacy_calendar import check_calendar, legacy_columns
-from spark_estimator.data.numbers import numbers_of
-from spark_estimator.data.parquet import files_at
+from spark_estimator.data.legacy_calendar import check_calendar, find_legacy_columns
+from spark_estimator.data.numbers import to_numbers
+from spark_estimator.data.parquet import find_files
 from spark_estimator.data.petastorm import make_batch_reader
 from spark_estimator.errors import DataError
 from spark_estimator.store import Store
@@ -60,18 +60,18 @@ def write(spark: SparkSession, folder: Path, mode: str, kind: str, times: list[s
 
 
 def read(path: str, column: str) -> pyarrow.Array:
-    return pyarrow.concat_arrays([batch.column(column) for batch in files_at(path).batches([column], 0, 1, 10)])
+    return pyarrow.concat_arrays([batch.column(column) for batch in find_files(path).read_batches([column], 0, 1, 10)])
 
 
 @pytest.mark.parametrize("kind", ["INT96", "TIMESTAMP_MICROS"])
 def test_timestamps_of_all_years_have_the_right_seconds(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     path = write(spark, tmp_path, "CORRECTED", kind, TIMES)
-    assert numbers_of(read(path, "t")).to_pylist() == SECONDS
+    assert to_numbers(read(path, "t")).to_pylist() == SECONDS
     with make_batch_reader(f"file://{path}", schema_fields=["t"], shuffle_row_groups=False) as reader:
         column: Any = numpy.concatenate([batch.t for batch in reader])
     assert (column.astype("datetime64[us]").astype(numpy.int64) / 1e6).tolist() == SECONDS
     table = Store.create(str(tmp_path)).get_parquet_dataset(path).read(columns=["t"])
-    assert numbers_of(table.column("t").combine_chunks()).to_pylist() == SECONDS
+    assert to_numbers(table.column("t").combine_chunks()).to_pylist() == SECONDS
 
 
 @pytest.mark.parametrize("kind", ["INT96", "TIMESTAMP_MICROS"])
@@ -89,7 +89,7 @@ def test_old_days_of_the_julian_calendar_are_refused(
 
 def test_new_days_are_the_same_in_both_calendars(spark: SparkSession, tmp_path: Path) -> None:
     path = write(spark, tmp_path, "LEGACY", "INT96", TIMES[2:])
-    assert numbers_of(read(path, "t")).to_pylist() == SECONDS[2:]
+    assert to_numbers(read(path, "t")).to_pylist() == SECONDS[2:]
 
 
 def test_the_footer_says_which_calendar_spark_used(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_footer_says_which_calendar_spark_used(tmp_path: Path) -> None:
         keys = {f"org.apache.spark.{key}": text for key, text in texts.items()}
         path = tmp_path / "x.parquet"
         pyarrow.parquet.write_table(table.replace_schema_metadata(keys), path, use_deprecated_int96_timestamps=int96)
-        return legacy_columns(pyarrow.parquet.read_metadata(path), ["t"])
+        return find_legacy_columns(pyarrow.parquet.read_metadata(path), ["t"])
 
     for int96, first_corrected in ((True, "3.1.0"), (False, "3.0.0")):
         assert legacy(int96, version="2.4.8") == ["t"]

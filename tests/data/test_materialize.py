@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from spark_estimator.data import materialize
-from spark_estimator.data.materialize import MANIFEST, folders_of, manifest_of, prepared
+from spark_estimator.data.materialize import MANIFEST, find_data_set, find_folders, read_manifest
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
 
@@ -42,29 +42,29 @@ def write_manifest(store: FilesystemStore, folder: str, files: list[Any], **chan
 
 def test_a_data_set_is_what_its_manifest_lists(store: FilesystemStore, folder: str) -> None:
     Path(folder, "part-1-of-a-failed-attempt.parquet").write_bytes(b"incomplete")
-    files = prepared(store, folder)
+    files = find_data_set(store, folder)
     assert files.rows == 2 and [file.path for file in files.files] == [f"{folder}/part-0.parquet"]
     assert files.files[0].kinds == {"n": "bigint"} and files.kinds == {"n": "tinyint"}, "the DataFrame's type counts"
-    (batch,) = files.batches(["n"], 0, 1, 10)
+    (batch,) = files.read_batches(["n"], 0, 1, 10)
     assert batch.column(0).to_pylist() == [1, 2]
 
 
 def test_a_data_set_by_spark(store: FilesystemStore, tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"n": [1]}), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=rf"{tmp_path} holds no complete data: neither {MANIFEST}, .* nor Spark's"):
-        prepared(store, str(tmp_path))
+        find_data_set(store, str(tmp_path))
     (tmp_path / "_SUCCESS").touch()
-    assert prepared(store, str(tmp_path)).rows == 1
+    assert find_data_set(store, str(tmp_path)).rows == 1
 
 
 def test_files_that_are_gone_or_of_another_size(store: FilesystemStore, folder: str) -> None:
     part = Path(folder, "part-0.parquet")
     part.write_bytes(part.read_bytes() + b"more")
     with pytest.raises(DataError, match=rf"part-0\.parquet has {part.stat().st_size} bytes, not .* remove the folder"):
-        prepared(store, folder)
+        find_data_set(store, folder)
     part.unlink()
     with pytest.raises(DataError, match=r"part-0\.parquet is not there"):
-        prepared(store, folder)
+        find_data_set(store, folder)
 
 
 FILE = {"name": "a", "size": 1, "groups": [1], "kinds": {}}
@@ -88,17 +88,17 @@ def test_manifests_that_are_refused(
     with pytest.raises(
         DataError, match=rf"{MANIFEST} is not a manifest of spark_estimator: .*{words}.*Remove the fold"
     ):
-        manifest_of(store, str(tmp_path))
+        read_manifest(store, str(tmp_path))
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(DataError, match="is not a manifest of spark_estimator"):
-        manifest_of(store, str(tmp_path))
+        read_manifest(store, str(tmp_path))
 
 
 def test_folders_by_their_numbers(store: FilesystemStore, tmp_path: Path) -> None:
     for name in (".10", ".2", "", ".x", "2"):
         (tmp_path / f"intermediate_train_data{name}").mkdir()
-    assert list(folders_of(store)) == [None, 2, 10]
-    assert folders_of(store)[2] == str(tmp_path / "intermediate_train_data.2")
+    assert list(find_folders(store)) == [None, 2, 10]
+    assert find_folders(store)[2] == str(tmp_path / "intermediate_train_data.2")
 
 
 def test_a_task_writes_one_file_in_row_groups(
@@ -140,7 +140,7 @@ def test_a_task_that_still_writes_when_another_has_failed_leaves_nothing(
 
 def test_a_complete_data_set_is_not_discarded(store: FilesystemStore, folder: str) -> None:
     materialize._discard(store, folder, f"{folder}/_mark")
-    assert prepared(store, folder).rows == 2
+    assert find_data_set(store, folder).rows == 2
 
 
 def test_two_drivers_at_once_get_folders_of_their_own(store: FilesystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,11 +152,11 @@ def test_two_drivers_at_once_get_folders_of_their_own(store: FilesystemStore, mo
         write(self, path, content)
         if not other:
             other.append(path)
-            other.extend(materialize._claimed(store, folders_seen))
+            other.extend(materialize._claim_folder(store, folders_seen))
 
     folders_seen: dict[int | None, str] = {}
     monkeypatch.setattr(FilesystemStore, "write", second_comes)
-    folder, mark = materialize._claimed(store, folders_seen)
+    folder, mark = materialize._claim_folder(store, folders_seen)
     assert folder != other[1] and Path(mark).is_file() and Path(other[2]).is_file()
     assert [path.name for path in Path(folder).iterdir()] == [Path(mark).name]
     assert [path.name for path in Path(other[1]).iterdir()] == [Path(other[2]).name]

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow
 import pytest
 
-from spark_estimator.data.numbers import is_exact, kind_of, numbers_of, readable_in, without_nulls
+from spark_estimator.data.numbers import drop_nulls, get_kind, is_exact, make_file_readable, to_numbers
 from spark_estimator.errors import DataError
 
 VECTOR = pyarrow.struct(
@@ -42,9 +42,9 @@ def sparse(size: int, **at: float) -> dict[str, Any]:
 )
 def test_vectors(vectors: list[Any], lists: list[Any]) -> None:
     array = pyarrow.array([dense(0), *vectors], VECTOR)
-    assert kind_of(array.type) == "vector"
-    assert numbers_of(array).to_pylist()[1:] == lists
-    assert numbers_of(array[1:]).to_pylist() == lists, "a slice has offsets of its own"
+    assert get_kind(array.type) == "vector"
+    assert to_numbers(array).to_pylist()[1:] == lists
+    assert to_numbers(array[1:]).to_pylist() == lists, "a slice has offsets of its own"
 
 
 def test_dates_timestamps_decimals() -> None:
@@ -54,38 +54,38 @@ def test_dates_timestamps_decimals() -> None:
         "when": pyarrow.array([when, None], pyarrow.timestamp("ns", "UTC")),
         "price": pyarrow.array([decimal.Decimal("1.25"), None]),
     }
-    values = [numbers_of(column).to_pylist()[0] for column in columns.values()]
+    values = [to_numbers(column).to_pylist()[0] for column in columns.values()]
     assert values == [2, when.timestamp(), 1.25]
-    kinds = {name: kind_of(column.type) for name, column in columns.items()}
+    kinds = {name: get_kind(column.type) for name, column in columns.items()}
     assert kinds == {"day": "date", "when": "timestamp", "price": "decimal(3,2)"}
-    assert [readable_in(kinds, name).dtype for name in kinds] == ["int64", "float64", "float32"]
+    assert [make_file_readable(kinds, name).dtype for name in kinds] == ["int64", "float64", "float32"]
 
 
 def test_nulls_as_spark_has_them() -> None:
     batch = pyarrow.RecordBatch.from_pydict(
         {"c0": [1, None, 3, 4], "c1": [1.0, 2.0, float("nan"), None], "marker": [True, None, False, True]}
     )
-    assert without_nulls(batch, [("error", "int64"), ("error", "float32")]) is batch
-    assert without_nulls(batch, [("drop", "int64"), ("drop", "float32")]).to_pydict() == {
+    assert drop_nulls(batch, [("error", "int64"), ("error", "float32")]) is batch
+    assert drop_nulls(batch, [("drop", "int64"), ("drop", "float32")]).to_pydict() == {
         "c0": [1],
         "c1": [1.0],
         "marker": [True],
     }
-    filled = without_nulls(batch, [(0.5, "int64"), (0.5, "float32")]).to_pydict()
+    filled = drop_nulls(batch, [(0.5, "int64"), (0.5, "float32")]).to_pydict()
     assert filled["c0"] == [1, 0, 3, 4] and filled["c1"] == [1.0, 2.0, 0.5, 0.5] and filled["marker"][1] is None
-    mixed = without_nulls(batch, [(7, "int64"), ("drop", "float32")]).to_pydict()
+    mixed = drop_nulls(batch, [(7, "int64"), ("drop", "float32")]).to_pydict()
     assert mixed == {"c0": [1, 7], "c1": [1.0, 2.0], "marker": [True, None]}
 
 
 def test_rows_with_all_values_are_the_same_batch_after_dropping() -> None:
     batch = pyarrow.RecordBatch.from_pydict({"c0": [1, 2]})
-    assert without_nulls(batch, [("drop", "int64")]) is batch
+    assert drop_nulls(batch, [("drop", "int64")]) is batch
 
 
 def test_a_fraction_in_a_column_of_whole_numbers_is_kept_for_the_check() -> None:
     """Only the replacement is converted to the tensor's type; the spool then refuses the fraction."""
     batch = pyarrow.RecordBatch.from_pydict({"c0": [0.5, None]})
-    assert without_nulls(batch, [(7, "int64")]).column(0).to_pylist() == [0.5, 7.0]
+    assert drop_nulls(batch, [(7, "int64")]).column(0).to_pylist() == [0.5, 7.0]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_fraction_in_a_column_of_whole_numbers_is_kept_for_the_check() -> None
     ],
 )
 def test_types_in_spark_s_words(arrow: pyarrow.DataType, spark: str) -> None:
-    assert kind_of(arrow) == spark
+    assert get_kind(arrow) == spark
 
 
 def test_types_that_are_equal_here_and_in_spark() -> None:
@@ -111,11 +111,11 @@ def test_types_that_are_equal_here_and_in_spark() -> None:
 
 def test_arrays_of_dates_and_null_inside() -> None:
     days = pyarrow.array([[datetime.date(1970, 1, 2), None], None, [], [datetime.date(1969, 12, 31)]])
-    assert numbers_of(days).to_pylist() == [[1, None], None, [], [-1]]
-    assert numbers_of(days[2:]).to_pylist() == [[], [-1]]
+    assert to_numbers(days).to_pylist() == [[1, None], None, [], [-1]]
+    assert to_numbers(days[2:]).to_pylist() == [[], [-1]]
 
 
 def test_a_decoder_needs_bytes() -> None:
-    assert readable_in({"image": "binary"}, "image", decoded=True).is_array
+    assert make_file_readable({"image": "binary"}, "image", decoded=True).is_array
     with pytest.raises(DataError, match=r"decoders refers to column 'n' \(bigint\)"):
-        readable_in({"n": "bigint"}, "n", decoded=True)
+        make_file_readable({"n": "bigint"}, "n", decoded=True)

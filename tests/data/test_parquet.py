@@ -10,10 +10,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from spark_estimator.data.fields import Field, matrix_of
-from spark_estimator.data.numbers import readable_in
-from spark_estimator.data.parquet import FileRows, files_at
-from spark_estimator.data.parquet_file import local_form
+from spark_estimator.data.fields import Field, make_matrix
+from spark_estimator.data.numbers import make_file_readable
+from spark_estimator.data.parquet import FileRows, find_files
+from spark_estimator.data.parquet_file import to_local_form
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.env import SPOOL_VARIABLE
 from spark_estimator.errors import DataError
@@ -48,7 +48,7 @@ def test_ranks_read_equal_shares_into_their_spools(tmp_path: Path, monkeypatch: 
     (tmp_path / "data" / "_SUCCESS").touch()
     (tmp_path / "spool").mkdir()
     monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path / "spool"))
-    rows = FileRows(files_at(str(tmp_path / "data")), RowEncoder(("n", "v"), (NUMBER, BOTH)))
+    rows = FileRows(find_files(str(tmp_path / "data")), RowEncoder(("n", "v"), (NUMBER, BOTH)))
     spools = [rows.read(rank, size)[0] for rank in range(size)]
     assert {spool.rows for spool in spools} <= {61 // size, 61 // size + 1}
     assert [n for spool in spools for n in spool.matrices[0].ravel().tolist()] == list(range(61))
@@ -60,14 +60,14 @@ def test_ranks_read_equal_shares_into_their_spools(tmp_path: Path, monkeypatch: 
 
 def test_marked_rows_and_a_name_with_a_dot(tmp_path: Path) -> None:
     write(tmp_path, 30)
-    train, held = FileRows(files_at(str(tmp_path)), RowEncoder(("a.b",), (NUMBER,), marker="held")).read(0, 1)
+    train, held = FileRows(find_files(str(tmp_path)), RowEncoder(("a.b",), (NUMBER,), marker="held")).read(0, 1)
     assert held.matrices[0].ravel().tolist() == list(range(0, 30, 4))
     assert train.matrices[0].ravel().tolist() == [n for n in range(30) if n % 4]
 
 
 def test_more_ranks_than_rows(tmp_path: Path) -> None:
     write(tmp_path, 2)
-    rows = FileRows(files_at(str(tmp_path)), RowEncoder(("n",), (NUMBER,)))
+    rows = FileRows(find_files(str(tmp_path)), RowEncoder(("n",), (NUMBER,)))
     assert [rows.read(rank, 4)[0].rows for rank in range(4)] == [1, 1, 0, 0]
 
 
@@ -77,31 +77,31 @@ def test_a_path_that_the_cluster_takes_for_hdfs(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(
         DataError, match=rf"{path}: .*does not exist.*this machine's disk.*it is hdfs://name:8020{path}\."
     ):
-        files_at(path)
+        find_files(path)
     with pytest.raises(DataError) as error:
-        files_at(f"file://{path}")
+        find_files(f"file://{path}")
     assert "name:8020" not in str(error.value)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the file or folder does not exist"):
-        files_at(str(tmp_path / "none"))
+        find_files(str(tmp_path / "none"))
     with pytest.raises(DataError, match="there are no Parquet files"):
-        files_at(str(tmp_path))
+        find_files(str(tmp_path))
     write(tmp_path / "data", 10)
-    whole = files_at(str(tmp_path / "data"))
+    whole = find_files(str(tmp_path / "data"))
     with pytest.raises(DataError, match=r"no column 'x': the files have 'n', 'v', 'held', 'a\.b'"):
-        readable_in(whole.kinds, "x")
+        make_file_readable(whole.kinds, "x")
     with pytest.raises(DataError, match=r"no column 'N': .* Did you mean 'n'\? Capital letters count"):
-        readable_in(whole.kinds, "N")
+        make_file_readable(whole.kinds, "N")
     with pytest.raises(DataError, match=r"'s' has type string.*StringIndexer"):
-        readable_in({"s": "string"}, "s")
+        make_file_readable({"s": "string"}, "s")
     write(tmp_path / "data" / "day=1", 10)
     with pytest.raises(DataError, match="the folder 'day=1' inside, by the values of a column"):
-        files_at(str(tmp_path / "data"))
+        find_files(str(tmp_path / "data"))
     (tmp_path / "text").write_text("no Parquet")
     with pytest.raises(DataError, match=r"text cannot be read: ArrowInvalid: .*It is damaged, or no Parquet file"):
-        files_at(str(tmp_path / "text"))
+        find_files(str(tmp_path / "text"))
     write(tmp_path / "data", 9)
     with pytest.raises(DataError, match=r"part-0\.parquet has changed: its row groups had \(7, 3\) rows, and now"):
         FileRows(whole, RowEncoder(("n",), (NUMBER,))).read(0, 1)
@@ -112,7 +112,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"n": [0.5]}), tmp_path / "other.parquet")
     write(tmp_path / "more", 3)
     with pytest.raises(DataError, match=r"'n' is double in .*other\.parquet, and bigint in .*part-0"):
-        files_at([str(tmp_path / "other.parquet"), str(tmp_path / "more")]).check(["n"])
+        find_files([str(tmp_path / "other.parquet"), str(tmp_path / "more")]).check(["n"])
 
 
 def test_damage_is_reported_with_the_file_s_name_and_gives_no_other_values(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_damage_is_reported_with_the_file_s_name_and_gives_no_other_values(tmp_p
     for position in range(4, len(whole), 3):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1 << position % 8]) + whole[position + 1 :])
         try:
-            batches = list(files_at(str(path)).batches(["n"], 0, 1, 1000))
+            batches = list(find_files(str(path)).read_batches(["n"], 0, 1, 1000))
         except DataError as error:
             text = str(error)
             assert str(path) in text
@@ -141,10 +141,10 @@ def test_other_file_systems_and_spark_s_names(tmp_path: Path) -> None:
     write(tmp_path, 12)
     memory = fsspec.filesystem("memory")
     memory.pipe("/parquet_test/x.parquet", (tmp_path / "part-0.parquet").read_bytes())
-    files = files_at("memory://parquet_test")
+    files = find_files("memory://parquet_test")
     assert files.rows == 12
-    batches = [batch.rename_columns(["c0"]) for batch in files.batches(["n"], 1, 2, 100)]
-    assert [matrix_of(batch, NUMBER).ravel().tolist() for batch in batches] == [[6], [7, 8, 9, 10, 11]]
-    assert local_form("file:///a/b") == local_form("file:/a/b") == "/a/b"
-    assert local_form("dbfs:/a") == "/dbfs/a"
-    assert local_form("s3a://bucket/a") == "s3://bucket/a"
+    batches = [batch.rename_columns(["c0"]) for batch in files.read_batches(["n"], 1, 2, 100)]
+    assert [make_matrix(batch, NUMBER).ravel().tolist() for batch in batches] == [[6], [7, 8, 9, 10, 11]]
+    assert to_local_form("file:///a/b") == to_local_form("file:/a/b") == "/a/b"
+    assert to_local_form("dbfs:/a") == "/dbfs/a"
+    assert to_local_form("s3a://bucket/a") == "s3://bucket/a"

@@ -11,12 +11,12 @@ import pyarrow
 import pytest
 import torch
 
-from spark_estimator.data.row_calls import called_by_row, rows_of
+from spark_estimator.data.row_calls import call_by_row, to_rows
 from spark_estimator.errors import DataError
 
 
 def test_a_row_has_numpys_values_and_texts() -> None:
-    first, second = rows_of(
+    first, second = to_rows(
         {
             "text": pyarrow.array(["a", None]),
             "label": pyarrow.array([1, 2], pyarrow.int32()),
@@ -35,7 +35,7 @@ def test_tensors_become_arrays_and_numbers() -> None:
         tensor = torch.tensor(row["x"], requires_grad=True)
         return {"scalar": tensor, "array": tensor.repeat(2), "long": torch.tensor(3), "text": "t", "x": 0}
 
-    results = called_by_row(function, [{"x": 1.0}, {"x": 2.0}], ["x"], 0)
+    results = call_by_row(function, [{"x": 1.0}, {"x": 2.0}], ["x"], 0)
     assert list(results) == ["scalar", "array", "long", "text"]
     scalars: Any = results["scalar"]
     assert scalars.dtype == numpy.float32 and scalars.tolist() == [1.0, 2.0]
@@ -53,4 +53,4 @@ def test_tensors_become_arrays_and_numbers() -> None:
 )
 def test_what_is_refused(function: Callable[[Any], Any], error: str) -> None:
     with pytest.raises(DataError, match=error):
-        called_by_row(function, [{"x": 1}, {"x": 2}], [], 7)
+        call_by_row(function, [{"x": 1}, {"x": 2}], [], 7)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from spark_estimator.data.categories import Vocabulary
 from spark_estimator.data.decoding import Decoder
 from spark_estimator.data.fields import Field
-from spark_estimator.data.row_encoder import RowEncoder, dtypes_of
+from spark_estimator.data.row_encoder import RowEncoder, find_dtypes
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
 
@@ -31,12 +31,12 @@ def test_columns_are_read_once_each() -> None:
 
 
 def test_columns_get_the_names_of_fields() -> None:
-    rows = RowEncoder(("b", "a", "b"), marker="held").numbers(batch(a=[1, 2], b=[0.5, 1.5], held=[1, 0]))
+    rows = RowEncoder(("b", "a", "b"), marker="held").to_numbers(batch(a=[1, 2], b=[0.5, 1.5], held=[1, 0]))
     assert rows.to_pydict() == {"c0": [0.5, 1.5], "c1": [1, 2], "c2": [0.5, 1.5], "marker": [True, False]}
 
 
 def test_marks_other_than_zero_and_one_are_null() -> None:
-    rows = RowEncoder(("a",), marker="held").numbers(batch(a=[1, 2, 3, 4], held=[0, 1, 2, None]))
+    rows = RowEncoder(("a",), marker="held").to_numbers(batch(a=[1, 2, 3, 4], held=[0, 1, 2, None]))
     assert rows.column("marker").to_pylist() == [False, True, None, None]
 
 
@@ -48,7 +48,7 @@ def test_nulls_are_handled_after_the_functions() -> None:
         return frame
 
     encoder = RowEncoder(("a",), nulls="drop", transformation=Transformation(fill_some))
-    assert encoder.numbers(batch(a=[1.0, 2.0, None])).column("c0").to_pylist() == [1.0, 9.0]
+    assert encoder.to_numbers(batch(a=[1.0, 2.0, None])).column("c0").to_pylist() == [1.0, 9.0]
 
 
 def test_the_transformation_receives_decoded_arrays() -> None:
@@ -81,7 +81,7 @@ def test_rows_are_worked_on_in_pieces_and_errors_have_their_numbers() -> None:
 def test_types_and_sizes_of_fields() -> None:
     x = Field(("a", "b"), ("c1", "c2"), (1, 3), "float64", (4,))
     y = Field(("y",), ("c0",), (1,), "int64")
-    assert dtypes_of([x, y]) == ["int64", "float64", "float64"]
+    assert find_dtypes([x, y]) == ["int64", "float64", "float64"]
     assert RowEncoder((), (y,)).batch_rows == 1 << 16
     wide = Field(("v",), ("c0",), (1 << 20,), "float32", (1 << 20,))
     assert (RowEncoder((), (wide,)).batch_rows, RowEncoder((), (wide,) * 9).batch_rows) == (4, 1), (
@@ -94,10 +94,10 @@ def test_columns_that_were_sent_side_by_side_are_taken_apart() -> None:
     whole, text = pyarrow.array([1, None, 3]), pyarrow.array(["a", "b", None])
     floats = pyarrow.array([[0.5, None], [1.5, 2.5], [3.5, 4.5]], pyarrow.list_(pyarrow.float32()))
     arrays = [whole.slice(1), floats.slice(1), text.slice(1)]
-    columns = RowEncoder((), packed=((1,), (0, 3), (2,))).unpacked(arrays)
+    columns = RowEncoder((), packed=((1,), (0, 3), (2,))).unpack(arrays)
     assert [column.to_pylist() for column in columns] == [[1.5, 3.5], [None, 3], ["b", None], [2.5, 4.5]]
-    assert RowEncoder((), packed=((0, 1),)).unpacked([floats])[1].to_pylist() == [None, 2.5, 4.5]
-    assert RowEncoder(()).unpacked([whole]) == [whole]
+    assert RowEncoder((), packed=((0, 1),)).unpack([floats])[1].to_pylist() == [None, 2.5, 4.5]
+    assert RowEncoder(()).unpack([whole]) == [whole]
 
 
 def test_an_error_names_the_scalar_of_a_packed_column() -> None:
@@ -105,7 +105,7 @@ def test_an_error_names_the_scalar_of_a_packed_column() -> None:
     encoder = RowEncoder(("c0", "c1"), (Field(("a", "b"), ("c0", "c1"), (1, 1), "int64", (2,)),), packed=((0, 1),))
 
     def encode(rows: list[list[float | None]]) -> Any:
-        columns = encoder.unpacked([pyarrow.array(rows)])
+        columns = encoder.unpack([pyarrow.array(rows)])
         return encoder.encode(pyarrow.RecordBatch.from_arrays(columns, names=["c0", "c1"]))[0].tolist()
 
     assert encode([[1, 2], [3, 4]]) == [[1, 2], [3, 4]]
@@ -137,7 +137,7 @@ def test_rows_for_validation_can_stay_as_they_are() -> None:
     assert divided(encoder, rows, 4) == ([10.0, 30.0, 10.0, 30.0], [2.0, 4.0])
     assert divided(encoder, rows, 1) == ([10.0, 10.0, 30.0, 30.0], [2.0, 4.0])
     assert divided(replace(encoder, transforms_marked=True), rows, 4)[1] == [20.0, 40.0] * 2
-    assert encoder.untransformed.numbers(rows).to_pydict() == {"c0": [1.0, 2.0, 3.0, 4.0]}
+    assert encoder.untransformed.to_numbers(rows).to_pydict() == {"c0": [1.0, 2.0, 3.0, 4.0]}
     with pytest.raises(DataError, match="the column 'held' of validation marks holds null"):
         divided(encoder, batch(x=[1.0], held=[None]), 4)
 
@@ -184,7 +184,7 @@ def test_columns_that_spark_has_packed_become_the_same_matrices(rows: list[Any],
         pairs = list(zip(first.to_pylist(), second.to_pylist(), strict=True))
         arrays.append(pyarrow.array(pairs, pyarrow.list_(first.type)))
     packed = encoder.by_position(packed=((0, 2), (1, 3)))
-    unpacked = pyarrow.RecordBatch.from_arrays(packed.unpacked(arrays), names=list(packed.columns))
+    unpacked = pyarrow.RecordBatch.from_arrays(packed.unpack(arrays), names=list(packed.columns))
     assert_alike(lambda: encoder.encode(plain), lambda: packed.encode(unpacked))
 
 
@@ -204,9 +204,9 @@ def test_a_number_for_nulls_leaves_arrays_and_is_of_the_tensor_s_type() -> None:
     x = Field(("a",), ("c0",), (1,), "int64")
     v = Field(("v",), ("c1",), (2,), "float32", (2,))
     encoder = RowEncoder(("a", "v"), (x, v), nulls=0.5)
-    made = encoder.numbers(batch(a=[None, 4], v=[[1.0, 2.0], None]))
+    made = encoder.to_numbers(batch(a=[None, 4], v=[[1.0, 2.0], None]))
     assert made.to_pydict() == {"c0": [0, 4], "c1": [[1.0, 2.0], None]}
-    made = encoder.numbers(batch(a=pyarrow.nulls(2), v=pyarrow.nulls(2)))
+    made = encoder.to_numbers(batch(a=pyarrow.nulls(2), v=pyarrow.nulls(2)))
     assert made.to_pydict() == {"c0": [0, 0], "c1": [None, None]}
 
 

@@ -30,14 +30,14 @@ def widths(
         measured.extend(positions)
         return [(lengths or {})[position] for position in positions]
 
-    return ragged.widths(shown, columns, ragged.paddings(columns), features, longest), measured
+    return ragged.find_widths(shown, columns, ragged.find_paddings(columns), features, longest), measured
 
 
 def test_fill_values() -> None:
     columns = [X, V, IDS, VECTOR]
-    assert Ragged(-1).paddings(columns) == (None, -1, -1, None), "scalars and vectors have none"
-    assert Ragged({"ids": 0}).paddings(columns) == (None, None, 0, None)
-    assert Ragged().paddings(columns) == (None,) * 4
+    assert Ragged(-1).find_paddings(columns) == (None, -1, -1, None), "scalars and vectors have none"
+    assert Ragged({"ids": 0}).find_paddings(columns) == (None, None, 0, None)
+    assert Ragged().find_paddings(columns) == (None,) * 4
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_fill_values() -> None:
 )
 def test_fill_values_that_are_refused(padding: float | Mapping[str, float], words: str) -> None:
     with pytest.raises(DataError, match=words):
-        Ragged(padding).paddings([X, V, IDS, VECTOR])
+        Ragged(padding).find_paddings([X, V, IDS, VECTOR])
 
 
 def test_only_columns_with_a_fill_value_are_measured() -> None:

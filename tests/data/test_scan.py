@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from spark_estimator.data.columns import readable
+from spark_estimator.data.columns import make_readable
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.data.row_encoder import RowEncoder
-from spark_estimator.data.scan import ThroughSpark, files_of, just_files
+from spark_estimator.data.scan import ThroughSpark, files_of, find_just_files
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def from_files(frame: DataFrame, *names: str) -> list[tuple[float, ...]]:
     """The rows as two ranks read them."""
-    columns = [readable(frame.schema, name) for name in names]
-    files = just_files(frame, columns, 2)
+    columns = [make_readable(frame.schema, name) for name in names]
+    files = find_just_files(frame, columns, 2)
     fields = tuple(Field((name,), (f"c{number}",), (1,), "float64") for number, name in enumerate(names))
     rows = FileRows(files, RowEncoder(names, fields))
     spools = [rows.read(rank, 2)[0] for rank in range(2)]
@@ -98,25 +98,25 @@ def test_what_is_more_than_files_goes_through_spark(
         return spark.read.parquet(*[f"{folder}/plain"] * times)
 
     frame = make(read, spark.read.parquet(f"{folder}/by"))
-    columns = [readable(frame.schema, name) for name in frame.schema.names if name not in ("s", "k")]
+    columns = [make_readable(frame.schema, name) for name in frame.schema.names if name not in ("s", "k")]
     with pytest.raises(ThroughSpark, match=words):
-        just_files(frame, columns, 2)
+        find_just_files(frame, columns, 2)
 
 
 def test_caches_views_other_types_and_files_that_are_gone(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     frame = spark.read.parquet(f"{folder}/plain")
     frame.createOrReplaceTempView("scan_test")
     with pytest.raises(ThroughSpark, match="its plan has a View"):
-        just_files(spark.table("scan_test"), [readable(frame.schema, "n")], 2)
+        find_just_files(spark.table("scan_test"), [make_readable(frame.schema, "n")], 2)
     with pytest.raises(ThroughSpark, match=r"'s\.n' is a field of a struct"):
-        just_files(frame, [readable(frame.schema, "s.n")], 2)
+        find_just_files(frame, [make_readable(frame.schema, "s.n")], 2)
     wider = spark.read.schema("n bigint, k bigint").parquet(f"{folder}/plain")
     with pytest.raises(ThroughSpark, match="'k' is bigint there, and int in"):
-        just_files(wider, [readable(wider.schema, "k")], 2)
+        find_just_files(wider, [make_readable(wider.schema, "k")], 2)
     cached = spark.read.parquet(f"{folder}/plain").select("n").cache()
     try:
         with pytest.raises(ThroughSpark, match=r"it reads a|its plan has a InMemoryRelation"):
-            just_files(cached, [readable(cached.schema, "n")], 2)
+            find_just_files(cached, [make_readable(cached.schema, "n")], 2)
     finally:
         cached.unpersist()
     frame.write.parquet(f"{tmp_path}/gone")
@@ -125,11 +125,11 @@ def test_caches_views_other_types_and_files_that_are_gone(spark: SparkSession, f
     with pytest.raises(
         ThroughSpark, match=r"executors cannot read its files: .*parquet cannot be read: FileNotFoundError"
     ):
-        just_files(gone, [readable(gone.schema, "n")], 2)
+        find_just_files(gone, [make_readable(gone.schema, "n")], 2)
     frame.write.json(f"{tmp_path}/json")
     other = spark.read.json(f"{tmp_path}/json")
     with pytest.raises(ThroughSpark, match="its format is JsonFileFormat"):
-        just_files(other, [readable(other.schema, "n")], 2)
+        find_just_files(other, [make_readable(other.schema, "n")], 2)
 
 
 def test_files_that_spark_would_leave_out(spark: SparkSession, folder: Path) -> None:
@@ -138,7 +138,7 @@ def test_files_that_spark_would_leave_out(spark: SparkSession, folder: Path) -> 
 
     def look(**options: str) -> None:
         frame = spark.read.options(**options).parquet(plain)
-        just_files(frame, [readable(frame.schema, "n")], 2)
+        find_just_files(frame, [make_readable(frame.schema, "n")], 2)
 
     for name in ("ignoreCorruptFiles", "ignoreMissingFiles"):
         with pytest.raises(ThroughSpark, match=f"{name} is on"):

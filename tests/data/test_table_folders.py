@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from spark_estimator.data import make_torch_dataloader
-from spark_estimator.data.parquet import files_at
+from spark_estimator.data.parquet import find_files
 from spark_estimator.data.petastorm import make_batch_reader
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
@@ -30,7 +30,7 @@ TABLES = {
     "Delta": ("_delta_log/00000000000000000000.json", "year=2024/month=1"),
 }
 READERS: dict[str, Callable[[str], object]] = {
-    "files_at": files_at,
+    "files_at": find_files,
     "make_torch_dataloader": lambda path: make_torch_dataloader(path, 10),
     "make_batch_reader": lambda path: make_batch_reader(Path(path).as_uri() if path.startswith("/") else path),
 }
@@ -77,20 +77,20 @@ def test_tables_of_other_file_systems_are_found() -> None:
     filesystem.pipe_file(f"/tables/iceberg/metadata/0-{_UUID}.metadata.json", b"{}")
     filesystem.pipe_file("/tables/hudi/.hoodie/hoodie.properties", b"")
     try:
-        assert files_at("memory://tables/plain/data").rows == 2
+        assert find_files("memory://tables/plain/data").rows == 2
         for path, table in (("iceberg/data", "Iceberg table memory://tables/iceberg"), ("hudi/p=1", "Hudi table")):
             with pytest.raises(DataError, match=table):
-                files_at(f"memory://tables/{path}")
+                find_files(f"memory://tables/{path}")
     finally:
         filesystem.rm("/tables", recursive=True)
 
 
 def test_what_is_no_table_is_read(tmp_path: Path) -> None:
     folder = write_table(tmp_path / "other", "metadata/description.json", "data")
-    assert files_at(str(folder)).rows == 3000
+    assert find_files(str(folder)).rows == 3000
     table = write_table(tmp_path / "table", *TABLES["Iceberg by its catalog"])
     named = str(table / "kept.parquet")  # as a catalog lists them
-    assert files_at([named]).rows == 1000
+    assert find_files([named]).rows == 1000
     with make_batch_reader([Path(named).as_uri()], num_epochs=1) as reader:
         assert sum(len(batch.n) for batch in reader) == 1000
 
@@ -106,7 +106,7 @@ def test_what_is_no_table_is_read(tmp_path: Path) -> None:
 )
 def test_a_folder_that_no_table_would_make_is_read(tmp_path: Path, marker: str, data: str) -> None:
     """Other programs write below a table's folder, and an empty folder of a log makes no table."""
-    assert files_at(str(write_table(tmp_path / "lake", marker, data))).rows == 3000
+    assert find_files(str(write_table(tmp_path / "lake", marker, data))).rows == 3000
 
 
 def test_each_folder_is_looked_at_once(tmp_path: Path) -> None:
@@ -119,6 +119,6 @@ def test_each_folder_is_looked_at_once(tmp_path: Path) -> None:
             self.asked.append(path)
             return super().exists(path)
 
-    files_at(paths, Counted(str(tmp_path)))
+    find_files(paths, Counted(str(tmp_path)))
     above = [path for path in Counted.asked if path.startswith(f"{tmp_path}/_delta_log")]
     assert len(above) == 1 and len(set(Counted.asked)) > 10

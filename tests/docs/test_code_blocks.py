@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.launch.spark.java_environment import java_environment
+from spark_estimator.launch.spark.java_environment import choose_java_environment
 from tests.docs.page_blocks import LANGUAGES, ROOT, blocks_of, pages
 
 
@@ -210,7 +210,10 @@ def run(folder: Path, program: str, *launcher: str) -> str:
     (folder / "train.py").write_text(program)
     environ = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
     # As in an environment that is activated.
-    environ |= {"PATH": os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]]), **java_environment()}
+    environ |= {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]]),
+        **choose_java_environment(),
+    }
     done = subprocess.run(
         [sys.executable, *launcher, "train.py"],
         cwd=folder,

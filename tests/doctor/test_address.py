@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_estimator.doctor.address import silence
+from spark_estimator.doctor.address import explain_silence
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "GRPC_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
 
@@ -31,22 +31,22 @@ def _without_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_of_two_masters_is_enough(open_port: int, closed_port: int) -> None:
-    assert silence(f"spark://127.0.0.1:{closed_port},127.0.0.1:{open_port}") == ""
+    assert explain_silence(f"spark://127.0.0.1:{closed_port},127.0.0.1:{open_port}") == ""
 
 
 @pytest.mark.parametrize("address", ["spark://127.0.0.1:{}", "sc://127.0.0.1:{}/;token=x"])
 def test_a_closed_port_is_named_with_the_systems_error(closed_port: int, address: str) -> None:
-    text = silence(address.format(closed_port))
+    text = explain_silence(address.format(closed_port))
     assert text.startswith(f"no answer at {address.format(closed_port)} (127.0.0.1 port {closed_port}: ")
     assert "refused" in text and not text.endswith(".")
 
 
 def test_a_spark_connect_server_may_be_behind_a_proxy(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> None:
     monkeypatch.setenv("grpc_proxy", "http://proxy.invalid:3128")
-    assert silence(f"sc://spark.invalid:{closed_port}") == "", "only the proxy knows"
-    assert silence(f"spark://127.0.0.1:{closed_port}") != "", "a classic session uses no proxy"
+    assert explain_silence(f"sc://spark.invalid:{closed_port}") == "", "only the proxy knows"
+    assert explain_silence(f"spark://127.0.0.1:{closed_port}") != "", "a classic session uses no proxy"
 
 
 @pytest.mark.parametrize("address", ["yarn", "local[2]", "k8s://x", "spark://", "spark://host", "sc://:1", ""])
 def test_other_addresses_are_not_judged(address: str) -> None:
-    assert silence(address) == ""
+    assert explain_silence(address) == ""

@@ -116,5 +116,7 @@ def test_arguments_of_speed_that_mean_nothing(
 
 
 def test_numbers_of_parameters() -> None:
-    parsed = [doctor.parser().parse_args(["--parameters", text]).parameters for text in ("25600000", "350M", "1.5b")]
+    parsed = [
+        doctor.make_parser().parse_args(["--parameters", text]).parameters for text in ("25600000", "350M", "1.5b")
+    ]
     assert parsed == [25_600_000, 350_000_000, 1_500_000_000]

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from spark_estimator.doctor.expectation import advice, findings_of_speed
+from spark_estimator.doctor.expectation import describe_speed, recommend
 from spark_estimator.doctor.findings import Severity
 from spark_estimator.doctor.measurement import Link, Speed
 
@@ -33,7 +33,7 @@ def with_gradients(*seconds: float) -> Speed:
 
 
 def test_the_report() -> None:
-    links, allreduce, gradients, turn_on = findings_of_speed(TEN_GIGABITS)
+    links, allreduce, gradients, turn_on = describe_speed(TEN_GIGABITS)
     assert links.text == "all 3 pairs of 3 hosts: 9.20 Gbit/s each way (9.00 to 9.40), 65 us (60 to 70)"
     assert allreduce.text == "4 ranks: 4 B 60 us, 1 MiB 1.5 ms"
     assert gradients.text.startswith(
@@ -44,10 +44,10 @@ def test_the_report() -> None:
 
 def test_a_slow_link_is_named() -> None:
     speed = with_rates(9.4, 0.94, 9.2)
-    slow = [finding for finding in findings_of_speed(speed) if finding.name == "slow link"]
+    slow = [finding for finding in describe_speed(speed) if finding.name == "slow link"]
     assert [finding.text for finding in slow] == ["a and c reach 0.94 Gbit/s, other pairs 9.20: all wait for it"]
     assert slow[0].state is Severity.NOTE and "ethtool" in slow[0].fix
-    assert "3 of 10 pairs" in findings_of_speed(dataclasses.replace(speed, pairs=10))[0].text
+    assert "3 of 10 pairs" in describe_speed(dataclasses.replace(speed, pairs=10))[0].text
 
 
 @pytest.mark.parametrize(("between_racks", "named"), [(9.4, False), (2.5, True)])
@@ -58,19 +58,19 @@ def test_an_order_of_the_ring_is_named_if_its_links_are_faster(between_racks: fl
         for first, second in itertools.combinations(hosts, 2)
     )
     speed = dataclasses.replace(TEN_GIGABITS, hosts=hosts, links=links, pairs=6)
-    orders = [finding for finding in findings_of_speed(speed) if finding.name == "ring order"]
+    orders = [finding for finding in describe_speed(speed) if finding.name == "ring order"]
     assert len(orders) == named
     if named:
         assert orders[0].text == "a ring through a1, a2, b1, b2 would take 37% less time on its links"
         assert orders[0].fix.startswith("set SPARK_ESTIMATOR_RING_ORDER=measured")
     fewer = dataclasses.replace(speed, links=links[1:])
-    assert "ring order" not in [finding.name for finding in findings_of_speed(fewer)]
+    assert "ring order" not in [finding.name for finding in describe_speed(fewer)]
 
 
 @pytest.mark.parametrize(("gigabits", "named"), [((9.5, 9.2), False), ((24.0, 23.0), True)])
 def test_several_connections_are_named_if_they_carry_more(gigabits: tuple[float, float], named: bool) -> None:
     striped = (Link("a", "b", gigabits[0], 60), Link("a", "c", gigabits[1], 70))
-    findings = findings_of_speed(dataclasses.replace(TEN_GIGABITS, striped=striped))
+    findings = describe_speed(dataclasses.replace(TEN_GIGABITS, striped=striped))
     connections = [finding for finding in findings if finding.name == "connections"]
     assert len(connections) == named
     if named:
@@ -96,8 +96,8 @@ def test_several_connections_are_named_if_they_carry_more(gigabits: tuple[float,
     ],
 )
 def test_advice(speed: Speed, begins: str) -> None:
-    assert advice(speed).startswith(begins)
+    assert recommend(speed).startswith(begins)
 
 
 def test_one_host_has_no_links() -> None:
-    assert findings_of_speed(ONE_HOST)[0].text == "one host, whose 4 ranks share its memory or loopback"
+    assert describe_speed(ONE_HOST)[0].text == "one host, whose 4 ranks share its memory or loopback"

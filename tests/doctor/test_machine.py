@@ -21,19 +21,19 @@ ROOT = Path(spark_estimator.__file__).resolve().parents[1]
 @pytest.mark.timeout(240)
 def test_a_rank_runs_in_a_spark_session(spark: object) -> None:
     # In this process, whose session the runner finds.
-    finding = doctor.attempt("slots", machine.spark_session)
+    finding = doctor.attempt("slots", machine.check_spark_session)
     assert finding.state is Severity.OK, finding
     assert "at local[2], 2 slots" in finding.text
     assert "no GPU per task; a rank ran on" in finding.text
 
 
 def test_a_missing_package_is_named_with_its_remedy() -> None:
-    finding = machine.distribution("no-such-thing", needed_for="HorovodRunner")
+    finding = machine.check_distribution("no-such-thing", needed_for="HorovodRunner")
     assert finding == Finding(
         "no-such-thing", Severity.MISSING, "not installed, needed for HorovodRunner", "pip install no-such-thing"
     )
     assert "-> pip install no-such-thing" in str(finding)
-    assert machine.distribution("no-such-thing", state=Severity.NOTE).fix == ""
+    assert machine.check_distribution("no-such-thing", state=Severity.NOTE).fix == ""
 
 
 def test_missing_java_counts_only_where_spark_does(
@@ -69,28 +69,28 @@ def test_gpus(
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    finding = machine.gpus()
+    finding = machine.check_gpus()
     assert (finding.state, finding.text) == (state, text)
     assert fix in finding.fix
 
 
 def test_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.gpus().state is Severity.NOTE
+    assert machine.check_gpus().state is Severity.NOTE
 
 
 def test_the_workers_python_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "no-such-python")
-    finding = machine.workers_python()
+    finding = machine.check_workers_python()
     assert finding.state is Severity.MISSING
     assert "PYSPARK_PYTHON=no-such-python" in finding.text
     assert sys.executable in finding.fix
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    assert machine.workers_python().state is Severity.OK
+    assert machine.check_workers_python().state is Severity.OK
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=100)
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "bare" / "bin" / "python"))
-    finding = machine.workers_python()
+    finding = machine.check_workers_python()
     assert finding.state is Severity.MISSING
     assert "No module named 'pyarrow'" in finding.text
 
@@ -99,11 +99,11 @@ def test_an_environment_that_is_not_activated_is_pointed_out(monkeypatch: pytest
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True, timeout=100)
     monkeypatch.setenv("PATH", str(tmp_path / "other" / "bin"))
-    finding = machine.workers_python()
+    finding = machine.check_workers_python()
     assert finding.state is Severity.NOTE
     assert f"export PYSPARK_PYTHON={sys.executable}" in finding.fix
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    assert machine.workers_python().state is Severity.OK
+    assert machine.check_workers_python().state is Severity.OK
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_an_environment_that_is_not_activated_is_pointed_out(monkeypatch: pytest
     ],
 )
 def test_how_gpu_tensors_travel(fakes: dict[str, str], environ: dict[str, str], state: Severity, expected: str) -> None:
-    program = "from spark_estimator.doctor import machine; print(machine.gpu_collectives())"
+    program = "from spark_estimator.doctor import machine; print(machine.check_gpu_collectives())"
     process = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, **fakes, **environ},

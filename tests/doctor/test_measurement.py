@@ -11,14 +11,14 @@ import pytest
 
 from benchmarks.namespaces import Network, UnavailableError
 from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous
-from spark_estimator.doctor.measurement import MOST_ROUNDS, SIZES, Speed, measure, rounds_of
+from spark_estimator.doctor.measurement import MOST_ROUNDS, SIZES, Speed, choose_rounds, measure
 from tests.ranks import Ranks, on_hosts, run_ranks
 
 PARAMETERS = 5_000_000
 
 
 def test_of_many_hosts_each_meets_some_others() -> None:
-    rounds = rounds_of(101)
+    rounds = choose_rounds(101)
     assert len(rounds) == MOST_ROUNDS
     pairs = list(itertools.chain(*rounds))
     assert len(set(pairs)) == len(pairs) == MOST_ROUNDS * 50
@@ -54,7 +54,7 @@ def test_all_pairs_of_hosts_and_all_formats(hosts: str) -> None:
     assert list(speed.allreduce) == list(SIZES) and min(speed.allreduce.values()) > 0
     assert set(speed.gradients) == {"float32", "float16", "int8"} and min(speed.gradients.values()) > 0
     assert speed.parameters == PARAMETERS
-    assert len(speed.striped) == len(rounds_of(number)[0])
+    assert len(speed.striped) == len(choose_rounds(number)[0])
     assert {(link.first, link.second) for link in speed.striped} <= {(link.first, link.second) for link in speed.links}
     assert all(link.gigabits > 0 for link in speed.striped)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.doctor.meeting import Meeting, callers, sharers
+from spark_estimator.doctor.meeting import Meeting, choose_callers, choose_sharers
 
 
 def facts(executor: str, host: str, port: int = 1) -> dict[str, Any]:
@@ -18,10 +18,10 @@ def facts(executor: str, host: str, port: int = 1) -> dict[str, Any]:
 
 def test_one_task_stands_for_each_executor_and_two_of_each_host_share_memory() -> None:
     everyone = [facts("a", "h"), facts("a", "h"), facts("b", "h"), facts("c", "i"), {"executor": "d"}]
-    assert callers(everyone) == {"a": 0, "b": 2, "c": 3}
-    assert sharers(everyone) == [(0, 2)]
-    assert sharers(everyone[:2]) == [(0, 1)]
-    assert callers([{"executor": "d"}]) == {}
+    assert choose_callers(everyone) == {"a": 0, "b": 2, "c": 3}
+    assert choose_sharers(everyone) == [(0, 2)]
+    assert choose_sharers(everyone[:2]) == [(0, 1)]
+    assert choose_callers([{"executor": "d"}]) == {}
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ def task_with(*addresses: str) -> Any:
 
 
 def test_the_interpreter_and_the_package_are_those_of_this_process() -> None:
-    assert probe.python() == {"version": platform.python_version(), "executable": sys.executable}
-    assert probe.package() == {
+    assert probe.check_python() == {"version": platform.python_version(), "executable": sys.executable}
+    assert probe.check_package() == {
         "version": spark_estimator.__version__,
         "path": os.path.dirname(spark_estimator.__file__),
     }
@@ -35,13 +35,13 @@ def test_the_interpreter_and_the_package_are_those_of_this_process() -> None:
 
 def test_versions_of_missing_packages_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "PACKAGES", ("numpy", "no-such-package"))
-    versions = probe.packages()
+    versions = probe.check_packages()
     assert list(versions) == ["pyspark", "numpy", "no-such-package"]
     assert versions["numpy"] and versions["no-such-package"] == ""
 
 
 def test_the_engine_is_loaded_in_another_process() -> None:
-    assert probe.engine()["build"].startswith(f"{_native.ABI_VERSION}; ")
+    assert probe.check_engine()["build"].startswith(f"{_native.ABI_VERSION}; ")
 
 
 @pytest.mark.parametrize(
@@ -56,52 +56,52 @@ def test_an_engine_that_cannot_be_loaded_does_not_end_the_task(
 ) -> None:
     monkeypatch.setattr(probe, "ENGINE", program)
     with pytest.raises(RuntimeError, match=text):
-        probe.engine()
+        probe.check_engine()
 
 
 def test_the_engine_is_no_engine_without_the_library_that_an_encrypted_job_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert probe.engine(encrypted=True)["build"].startswith(f"{_native.ABI_VERSION}; ")
+    assert probe.check_engine(encrypted=True)["build"].startswith(f"{_native.ABI_VERSION}; ")
     hidden = "; from spark_estimator.security import encryption; encryption.libcrypto_path = lambda: '/no/such/file'"
     monkeypatch.setattr(probe, "ENGINE", probe.ENGINE + hidden)
-    assert probe.engine(encrypted=False)
+    assert probe.check_engine(encrypted=False)
     with pytest.raises(RuntimeError, match=r"EncryptionUnavailableError: .* /no/such/file is not OpenSSL") as caught:
-        probe.engine(encrypted=True)
-    finding = verdicts._engine({"engine": {"error": str(caught.value)}})
+        probe.check_engine(encrypted=True)
+    finding = verdicts._judge_engine({"engine": {"error": str(caught.value)}})
     assert (finding.state, finding.fix[:24]) == (Severity.MISSING, "install OpenSSL's librar")
 
 
 def test_free_disk_memory_and_cores_are_positive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    disk = probe.disk()
+    disk = probe.check_disk()
     assert disk["folder"] == str(tmp_path) and disk["free"] > 0
     assert list(tmp_path.iterdir()) == [], "the file that it wrote is gone"
-    assert probe.memory()["free"] > 0
-    assert 1 <= probe.cores()["usable"] <= (os.cpu_count() or 1)
+    assert probe.check_memory()["free"] > 0
+    assert 1 <= probe.check_cores()["usable"] <= (os.cpu_count() or 1)
 
 
 def test_gpus_of_the_host_and_of_the_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    assert probe.gpus(task_with("1")) == {"given": ["1"], "visible": "4,5", "there": []}
+    assert probe.check_gpus(task_with("1")) == {"given": ["1"], "visible": "4,5", "there": []}
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho '0, GPU-abc, NVIDIA H200'; echo broken\n")
     smi.chmod(0o755)
-    assert probe.gpus(task_with())["there"] == [["0", "GPU-abc", "NVIDIA H200"]]
+    assert probe.check_gpus(task_with())["there"] == [["0", "GPU-abc", "NVIDIA H200"]]
     smi.write_text("#!/bin/sh\necho no driver; exit 9\n")
-    assert probe.gpus(task_with())["trouble"] == "no driver"
+    assert probe.check_gpus(task_with())["trouble"] == "no driver"
 
 
 def test_a_driver_without_an_address_and_one_that_refuses() -> None:
-    assert "no address" in probe.driver({"channel": None}, 0)["error"]
+    assert "no address" in probe.check_driver({"channel": None}, 0)["error"]
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     channel = {"host": "127.0.0.1", "port": port, "token": "00" * 32, "job_id": "0" * 16}
     with pytest.raises(OSError, match="refused"):
-        probe.driver({"channel": channel, "seconds": 1.0}, 0)
+        probe.check_driver({"channel": channel, "seconds": 1.0}, 0)
 
 
 def test_a_report_can_be_sent_as_json() -> None:
-    report = {"disk": probe.disk(), "memory": probe.memory(), "gpus": probe.gpus(task_with())}
+    report = {"disk": probe.check_disk(), "memory": probe.check_memory(), "gpus": probe.check_gpus(task_with())}
     assert json.loads(json.dumps(report)) == report

@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from spark_estimator.doctor.findings import Severity
-from spark_estimator.doctor.table import table_of
-from spark_estimator.doctor.verdicts import CHECKS, MIB, DriverSide, findings_of
+from spark_estimator.doctor.table import format_table
+from spark_estimator.doctor.verdicts import CHECKS, MIB, DriverSide, judge_reports
 from tests.doctor.reports import HERE, report
 
 
 def test_two_executors_that_have_everything() -> None:
     met = {"reached": ["b:1"], "unreached": {}, "shared": None, "sharing_trouble": ""}
     other = {"reached": ["a:1"], "unreached": {}, "shared": None, "sharing_trouble": ""}
-    findings = findings_of(HERE, [report(meeting=met), report(1, "b:1", "b", meeting=other)])
+    findings = judge_reports(HERE, [report(meeting=met), report(1, "b:1", "b", meeting=other)])
     assert [finding.name for finding in findings] == [*CHECKS, *CHECKS]
     assert {finding.executor for finding in findings} == {"a:1", "b:1"}
     assert {finding.state for finding in findings} == {Severity.OK}, [
         str(finding) for finding in findings if finding.state is not Severity.OK
     ]
-    text = table_of(findings)
+    text = format_table(findings)
     assert text.splitlines()[1].split() == ["executor", *CHECKS]
     assert text.splitlines()[2].split() == ["a:1", *["ok"] * len(CHECKS)]
     assert text.endswith("Everything that a job needs is present on 2 executors.")
@@ -61,7 +61,7 @@ GPU = ["0", "GPU-abc", "NVIDIA H200"]
 def test_a_problem_is_reported_with_its_remedy(
     changed: dict[str, Any], name: str, state: str, text: str, fix: str
 ) -> None:
-    [finding] = [finding for finding in findings_of(HERE, [report(**changed)]) if finding.name == name]
+    [finding] = [finding for finding in judge_reports(HERE, [report(**changed)]) if finding.name == name]
     assert finding.state.name.lower() == state, finding
     assert text in finding.text and fix in finding.fix and bool(fix) == bool(finding.fix), finding
 
@@ -70,6 +70,6 @@ def test_without_barrier_stages_executors_are_looked_at_and_do_not_meet() -> Non
     alone = report()
     del alone["meeting"]
     findings = {
-        finding.name: finding for finding in findings_of(DriverSide("3.11.2", "0.1.0", {}, barrier=False), [alone])
+        finding.name: finding for finding in judge_reports(DriverSide("3.11.2", "0.1.0", {}, barrier=False), [alone])
     }
     assert findings["peers"].state is Severity.NOTE and "not tried" in findings["peers"].text

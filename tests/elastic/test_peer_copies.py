@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from spark_estimator.elastic.peer_copies import PeerCopies, ring_target, smallest_within
+from spark_estimator.elastic.peer_copies import PeerCopies, choose_ring_target, select_smallest
 from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption
 from tests.ranks import run_ranks
 
 
 @pytest.mark.parametrize(("size", "host_ranks"), [(2, 2), (5, 1), (8, 4), (3, 2), (4, 4)])
 def test_each_rank_keeps_one_other_s_copy_and_where_it_can_another_host_s(size: int, host_ranks: int) -> None:
-    targets = [ring_target(rank, size, host_ranks) for rank in range(size)]
+    targets = [choose_ring_target(rank, size, host_ranks) for rank in range(size)]
     assert sorted(targets) == list(range(size)) and all(rank != target for rank, target in enumerate(targets))
     if host_ranks < size and size % host_ranks == 0:
         assert all(rank // host_ranks != target // host_ranks for rank, target in enumerate(targets))
@@ -38,11 +38,11 @@ def replaced(rank: int) -> list[object]:
     peers.begin(content(rank, 4), 4)
     peers.agree(content(rank, 5), 4)
     for step in (4, 5, 6):  # of the last commit, of the step that was agreed on, and of a later one
-        results.append(peers.recovered(lost, Resumption(0, step, from_full=False, spread=True)))
+        results.append(peers.recover(lost, Resumption(0, step, from_full=False, spread=True)))
     peers.carry_over(6)
-    results.append(peers.recovered(lost, Resumption(0, 6, from_full=False, spread=True)))
+    results.append(peers.recover(lost, Resumption(0, 6, from_full=False, spread=True)))
     moved = [Facts(RecoveryState.LOST, 0, 2, 3), *lost[1:]]
-    results.append(peers.recovered(moved, Resumption(0, 6, from_full=False, spread=True)))
+    results.append(peers.recover(moved, Resumption(0, 6, from_full=False, spread=True)))
     results.append((peers.rank, peers.size))
     return results
 
@@ -60,5 +60,5 @@ def test_one_rank_has_no_peer() -> None:
 
 
 def test_the_largest_are_left_out() -> None:
-    assert smallest_within([50, 10, 41, 0], 51) == {1, 2, 3}
-    assert smallest_within([], 0) == set()
+    assert select_smallest([50, 10, 41, 0], 51) == {1, 2, 3}
+    assert select_smallest([], 0) == set()

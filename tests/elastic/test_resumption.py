@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption, resumption
+from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption, choose_resumption
 
 NEW = Facts(RecoveryState.FRESH, 0, -1, -1, -1)
 
@@ -28,4 +28,4 @@ LOST, AGREED = RecoveryState.LOST, RecoveryState.LOST_AGREED
     ],
 )
 def test_the_last_whole_step_counts(facts: list[Facts], expected: Resumption) -> None:
-    assert resumption(facts) == expected
+    assert choose_resumption(facts) == expected

@@ -67,7 +67,7 @@ def trained(folder: str, model: Any, **changed: Any) -> Any:
     """The result of `train` on this rank with rows of ``rows.parquet``."""
     from spark_estimator import KerasEstimator
     from spark_estimator.data.fields import Field
-    from spark_estimator.data.parquet import FileRows, files_at
+    from spark_estimator.data.parquet import FileRows, find_files
     from spark_estimator.data.row_encoder import RowEncoder
     from spark_estimator.estimators.keras.start import train
     from spark_estimator.estimators.train_spec import TrainSpec
@@ -85,7 +85,7 @@ def trained(folder: str, model: Any, **changed: Any) -> Any:
     names = ["x", *labels, *(["w"] if weighted else [])]
     fields = [Field((name,), (f"c{place}",), (1,), "float32", ()) for place, name in enumerate(names)]
     fields[0] = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,))
-    rows = files_at(f"{folder}/{changed.pop('rows', 'rows')}.parquet")
+    rows = find_files(f"{folder}/{changed.pop('rows', 'rows')}.parquet")
     stored = changed.pop("stored", False)
     spec = {
         "inputs": (fields[0],),
@@ -106,15 +106,15 @@ def trained(folder: str, model: Any, **changed: Any) -> Any:
         "store": Store.create(f"{folder}/store") if stored else None,
         "run_id": "run",
         "source": FileRows(rows, RowEncoder(tuple(names), tuple(fields))),
-        "framework": estimator._training().framework,
+        "framework": estimator._make_training().framework,
     }
     return train(TrainSpec(**{**spec, **changed}))
 
 
 def opened(result: Any) -> Any:
-    from spark_estimator.estimators.keras.objects import loaded
+    from spark_estimator.estimators.keras.objects import load_dumped
 
-    return loaded(result.state, {}, compile=True)
+    return load_dumped(result.state, {}, compile=True)
 
 
 def alike(ones: Any, others: Any) -> bool:
@@ -406,14 +406,14 @@ def averages_weights(rank: int, folder: str, package: str = "keras") -> None:
 
     from spark_estimator.collectives import context
     from spark_estimator.data.fields import Field
-    from spark_estimator.data.parquet import FileRows, files_at
+    from spark_estimator.data.parquet import FileRows, find_files
     from spark_estimator.data.row_encoder import RowEncoder
 
     keras = importlib.import_module(package)
     size = context.size()
     rows, labels, _ = table()
     x, y = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)), Field(("y",), ("c1",), (1,), "float32", ())
-    held = FileRows(files_at(f"{folder}/few.parquet"), RowEncoder(("x", "y"), (x, y)))
+    held = FileRows(find_files(f"{folder}/few.parquet"), RowEncoder(("x", "y"), (x, y)))
 
     def model() -> Any:
         dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=3), name="only")

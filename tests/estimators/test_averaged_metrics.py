@@ -16,7 +16,7 @@ from torch import nn
 
 from spark_estimator import TorchEstimator
 from spark_estimator.estimators.averaged_metrics import warn_of_averages
-from spark_estimator.lightning.flavours import preferred
+from spark_estimator.lightning.flavours import choose_flavour
 
 functional: Any = pytest.importorskip("torchmetrics.functional")
 torchmetrics: Any = pytest.importorskip("torchmetrics")
@@ -121,7 +121,7 @@ def test_an_estimator_of_pytorch_warns_at_the_call_of_fit() -> None:
 
 
 def test_a_plain_module_of_lightning_s_estimator_warns_and_a_lightning_module_does_not() -> None:
-    pytest.importorskip(preferred())
+    pytest.importorskip(choose_flavour())
     from spark_estimator.lightning import TorchEstimator as LightningEstimator
 
     net = nn.Linear(2, 1)
@@ -132,4 +132,4 @@ def test_a_plain_module_of_lightning_s_estimator_warns_and_a_lightning_module_do
             loss=nn.MSELoss(),
             label_cols=["y"],
             metrics=functional.f1_score,
-        )._training()
+        )._make_training()

@@ -105,5 +105,5 @@ def test_categories_become_what_json_has() -> None:
 
 def test_a_shape_without_the_batch_is_that_of_a_row(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING"):
-        assert checks.shapes("input_shapes", [[2], [-1, 3]]) == [[-1, 2], [-1, 3]]
+        assert checks.check_shapes("input_shapes", [[2], [-1, 3]]) == [[-1, 2], [-1, 3]]
     assert "input_shapes: [2] is taken as [-1, 2]" in caplog.text

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from spark_estimator.data.rank.epoch_rows import EpochRows
-from spark_estimator.estimators.epoch_division import Division, rest_of_epoch
+from spark_estimator.estimators.epoch_division import Division, find_rest
 
 
 def leg(*read: int) -> dict[str, Any]:
@@ -15,12 +15,12 @@ def leg(*read: int) -> dict[str, Any]:
 
 def test_parts_follow_each_other() -> None:
     first = Division((), leg(5, 5, 5))
-    assert first.next(0, leg(5, 5, 5)) == first
-    assert first.next(2, leg(5, 5, 5)) == first, "the same ranks continue their part"
-    assert first.next(0, leg(8, 7)) == Division((), leg(8, 7)), "no rank had begun"
-    second = first.next(2, leg(8, 7))
+    assert first.divide_again(0, leg(5, 5, 5)) == first
+    assert first.divide_again(2, leg(5, 5, 5)) == first, "the same ranks continue their part"
+    assert first.divide_again(0, leg(8, 7)) == Division((), leg(8, 7)), "no rank had begun"
+    second = first.divide_again(2, leg(8, 7))
     assert second == Division(({**leg(5, 5, 5), "steps": 2},), leg(8, 7))
-    third = second.next(1, leg(5, 5, 5))
+    third = second.divide_again(1, leg(5, 5, 5))
     assert third == Division((*second.earlier, {**leg(8, 7), "steps": 1}), leg(5, 5, 5))
     assert copy.deepcopy({"division": third})["division"] is third
 
@@ -28,17 +28,17 @@ def test_parts_follow_each_other() -> None:
 class Rows(EpochRows):
     """Returns what is asked of it."""
 
-    def batches(self, *_: Any, **__: Any) -> Any:
+    def read_batches(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
-    def left(self, legs: Any, order: Any) -> Any:
+    def find_remaining(self, legs: Any, order: Any) -> Any:
         return legs, order
 
 
 def test_the_rest_has_the_steps_that_are_left() -> None:
     rows = Rows()
-    assert rest_of_epoch(rows, (), (1, 2), 9) == (rows, 9)
+    assert find_rest(rows, (), (1, 2), 9) == (rows, 9)
     legs = ({**leg(5, 5), "steps": 2}, {**leg(10), "steps": 3})
-    assert rest_of_epoch(rows, legs, (1, 2), None) == ((legs, (1, 2)), None)
-    assert rest_of_epoch(rows, legs, None, 9) == ((legs, None), 4)
-    assert rest_of_epoch(rows, legs, None, 4) == ((legs, None), 0)
+    assert find_rest(rows, legs, (1, 2), None) == ((legs, (1, 2)), None)
+    assert find_rest(rows, legs, None, 9) == ((legs, None), 4)
+    assert find_rest(rows, legs, None, 4) == ((legs, None), 0)

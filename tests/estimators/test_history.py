@@ -50,12 +50,12 @@ def test_a_history_is_a_list_and_a_frame() -> None:
     assert list(frame.columns) == ["epoch", "train_loss", "train_metric_0", "validation_loss"]
     assert frame["train_loss"].tolist() == [1.0, 0.5, 1 / 3]
     two = History([{"epoch": 0, "train": {"loss": 1.0, "all_metrics": [[0.1], [0.2, 0.3]]}}])
-    assert list(two.rows()[0]) == ["epoch", "train_loss", "train_metric_0_0", "train_metric_1_0", "train_metric_1_1"]
+    assert list(two.to_rows()[0]) == ["epoch", "train_loss", "train_metric_0_0", "train_metric_1_0", "train_metric_1_1"]
     grouped = {"loss": 1.0, "all_metrics": [{"group_0_y": 0.1}, {"group_1_y": 0.2}]}
-    (row,) = History([{"epoch": 0, "train": grouped}]).rows()
+    (row,) = History([{"epoch": 0, "train": grouped}]).to_rows()
     assert [value for name, value in row.items() if "metric" in name] == [0.1, 0.2]
     named = {**grouped, "metrics": {"accuracy": 0.1, "mae": 0.2}}
-    (row,) = History([{"epoch": 0, "train": named, "validation": named}]).rows()
+    (row,) = History([{"epoch": 0, "train": named, "validation": named}]).to_rows()
     assert list(row) == [
         "epoch",
         *(f"{part}_{n}" for part in ("train", "validation") for n in ("loss", "accuracy", "mae")),
@@ -69,14 +69,14 @@ def test_horovods_own_histories_are_taken() -> None:
     logged: dict[str, Any] = {"train_loss": torch.tensor(1.5), "steps": numpy.float32(3)}
     entry = {"epoch": 0, "logged": {"train_loss": 1.5, "steps": 3.0}}
     for made in (TorchModel(history=logged), TorchModel().setHistory(logged), TorchModel()._set(history=logged)):
-        assert made.getHistory() == [entry] and made.getHistory().rows() == [
+        assert made.getHistory() == [entry] and made.getHistory().to_rows() == [
             {"epoch": 0, "train_loss": 1.5, "steps": 3}
         ]
         assert {type(value) for value in made.getHistory()[0]["logged"].values()} == {float}, "JSON can hold them"
     by_name = TorchModel(history={"train_loss": [1.0, 0.5], "auc": numpy.ones(1)}).getHistory()
-    assert by_name.rows() == [{"epoch": 0, "train_loss": 1.0, "auc": 1.0}, {"epoch": 1, "train_loss": 0.5}]
+    assert by_name.to_rows() == [{"epoch": 0, "train_loss": 1.0, "auc": 1.0}, {"epoch": 1, "train_loss": 0.5}]
     losses = TorchModel(history=[1.0, 0.5]).getHistory()
-    assert losses.rows() == [{"epoch": 0, "train_loss": 1.0}, {"epoch": 1, "train_loss": 0.5}]
+    assert losses.to_rows() == [{"epoch": 0, "train_loss": 1.0}, {"epoch": 1, "train_loss": 0.5}]
     assert TorchModel(history={}).getHistory() == [] == TorchModel(history=[]).getHistory()
     for wrong in ({"loss": "low"}, {"loss": [[1.0]]}, [1.0, "low"], {"loss": torch.ones(1, 1)}):
         with pytest.raises(TypeError, match=r"history.* must be a number, or a list with a number for each epoch; got"):

@@ -11,7 +11,7 @@ from pyspark.sql import types
 
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.fields import Field
-from spark_estimator.estimators.metadata import ModelMetadata, column_facts, label_type_of
+from spark_estimator.estimators.metadata import ModelMetadata, get_label_type, make_column_facts
 
 
 def test_metadata_is_a_dict_that_keeps_its_fields() -> None:
@@ -30,7 +30,7 @@ def test_metadata_is_a_dict_that_keeps_its_fields() -> None:
 
 def test_columns_have_horovods_facts() -> None:
     columns = [Readable("v", True, "float32", None, "vector"), Readable("n", False, "int64", None, "bigint")]
-    facts = column_facts(columns, {"v": 3})
+    facts = make_column_facts(columns, {"v": 3})
     assert facts["v"]["spark_data_type"] is DenseVector and facts["v"]["shape"] == 3
     assert facts["n"]["spark_data_type"] is types.LongType and facts["n"]["shape"] == 1
     assert facts["n"]["intermediate_format"] == "nochange"
@@ -48,4 +48,4 @@ def test_columns_have_horovods_facts() -> None:
     ],
 )
 def test_types_of_labels(kind: Any, text: str) -> None:
-    assert label_type_of({"spark_data_type": kind}) == text
+    assert get_label_type({"spark_data_type": kind}) == text

@@ -9,8 +9,8 @@ from spark_estimator.estimators.mlflow_options import MlflowOptions
 
 
 def test_true_false_and_options() -> None:
-    assert MlflowOptions.of(False) is None
-    options = MlflowOptions.of({"log_system_metrics": 2, "tags": {"n": 1}})
+    assert MlflowOptions.from_parameter(False) is None
+    options = MlflowOptions.from_parameter({"log_system_metrics": 2, "tags": {"n": 1}})
     assert options is not None and options.log_system_metrics == 2.0 and options.tags == {"n": "1"}
     assert TorchEstimator(mlflow={"run_name": "x"}).getMlflow() == {"run_name": "x"}
     assert TorchEstimator(mlflow=True).getMlflow() is True

@@ -14,11 +14,11 @@ import pytest
 
 from spark_estimator.collectives import context
 from spark_estimator.data.fields import Field
-from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.parquet import FileRows, find_files
 from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rank_run import KnownRun, RankRun, averages_of, begin, check_loss, meter_of
+from spark_estimator.estimators.rank_run import KnownRun, RankRun, begin, check_loss, make_meter, to_averages
 from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.observe import progress
 from spark_estimator.store import Store
@@ -42,10 +42,12 @@ def run_of(rows: int, held: int) -> RankRun:
 def test_a_small_model_is_in_the_result_and_a_large_one_in_the_store(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
     history = [{"epoch": 0}]
-    small = run_of(5, 2).result(spec_of(store=store, large=4), b"1234", history, "model.pt")
+    small = run_of(5, 2).make_result(spec_of(store=store, large=4), b"1234", history, "model.pt")
     assert (small.state, small.rows, small.file, small.history) == (b"1234", (5, 2), None, history)
-    assert run_of(5, 0).result(spec_of(large=4), b"12345", history, "model.pt").state == b"12345", "there is no store"
-    large = run_of(5, 0).result(spec_of(store=store, large=4), b"12345", history, "model.pt")
+    assert run_of(5, 0).make_result(spec_of(large=4), b"12345", history, "model.pt").state == b"12345", (
+        "there is no store"
+    )
+    large = run_of(5, 0).make_result(spec_of(store=store, large=4), b"12345", history, "model.pt")
     assert (large.state, large.rows) == (b"", (5, 0))
     assert large.file == (str(tmp_path / "runs/run/model.pt"), hashlib.sha256(b"12345").hexdigest())
     assert (tmp_path / "runs/run/model.pt").read_bytes() == b"12345"
@@ -55,7 +57,7 @@ def test_a_small_model_is_in_the_result_and_a_large_one_in_the_store(tmp_path: P
 def test_rows_are_read_and_a_share_is_left_out(tmp_path: Path) -> None:
     table = pyarrow.table({"x": [[float(n)] * 3 for n in range(20)], "y": [float(n) for n in range(20)]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    source = FileRows(files_at(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, Y)))
+    source = FileRows(find_files(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, Y)))
     run = begin(spec_of(source=source, held_share=0.25), lambda spec, sums: {"sums": list(map(str, sums))}, TorchForm())
     assert run.held is not None and (run.rows.total, run.held.total) == (15, 5)
     assert (run.seed, run.kept, run.identity) == (5, None, {}), "without a store nothing identifies the training"
@@ -90,19 +92,19 @@ def test_a_lost_loss_names_the_column_and_the_row() -> None:
 def test_losses_come_first_in_what_the_display_shows() -> None:
     train = {"loss": 1.0, "all_metrics": [[0.5]], "metrics": {"mae": 0.5}}
     entry = {"train": train, "validation": {**train, "loss": 2.0}, "logged": {"train_loss": 1.0, "error": 3.0}}
-    assert list(averages_of(entry).items()) == [
+    assert list(to_averages(entry).items()) == [
         ("loss", 1.0),
         ("val_loss", 2.0),
         ("mae", 0.5),
         ("val_mae", 0.5),
         ("error", 3.0),
     ]
-    assert averages_of({"train": {"loss": 1.0, "all_metrics": []}}) == {"loss": 1.0}
+    assert to_averages({"train": {"loss": 1.0, "all_metrics": []}}) == {"loss": 1.0}
 
 
 def test_a_silent_estimator_reports_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_meter", None)
-    meter_of(spec_of(verbose=0))
+    make_meter(spec_of(verbose=0))
     assert progress._meter is None
-    meter = meter_of(spec_of(verbose=1, epochs=3))
+    meter = make_meter(spec_of(verbose=1, epochs=3))
     assert progress._meter is meter and meter.epochs == 3

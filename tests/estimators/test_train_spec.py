@@ -45,20 +45,20 @@ def test_parameters_of_an_estimator(tmp_path: Path) -> None:
     }
     rows = dict.fromkeys(("weight", "source", "held_source", "framework"))
     others: dict[str, Any] = {**rows, "inputs": (X,), "labels": (Y,), "held_share": 0.5, "run_id": "run", "large": 1}
-    spec = TrainSpec.of(parameters.__getitem__, **others)
+    spec = TrainSpec.from_parameters(parameters.__getitem__, **others)
     assert (spec.train_steps, spec.validation_steps, spec.patience, spec.checkpoint_steps) == (0, 1, 2, 3)
     assert (spec.checkpoint_seconds, spec.epochs, spec.verbose) == (4, 5, 6)
     assert (spec.batch_size, spec.val_batch_size, spec.backward_passes_per_step) == (20, 20, 22)
-    assert spec.limits == RowLimits.of(21, None)
+    assert spec.limits == RowLimits.from_parameters(21, None)
     assert (spec.shuffle, spec.use_gpu, spec.restore_best, spec.resume_on_other_rows) == (True, False, True, True)
     assert 0 <= spec.seed < 1 << 31 and not spec.has_given_seed and not spec.repeatable
 
     parameters |= {"random_seed": 0, "val_batch_size": 23}
-    spec = TrainSpec.of(parameters.__getitem__, **others)
+    spec = TrainSpec.from_parameters(parameters.__getitem__, **others)
     assert (spec.seed, spec.has_given_seed, spec.repeatable, spec.val_batch_size) == (0, True, True, 23)
 
     parameters |= {"random_seed": None, "store": Store.create(str(tmp_path))}
-    spec = TrainSpec.of(parameters.__getitem__, **others)
+    spec = TrainSpec.from_parameters(parameters.__getitem__, **others)
     assert spec.store is parameters["store"] and spec.repeatable and not spec.has_given_seed
 
 

@@ -45,7 +45,9 @@ else:
         text = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB; PyTorch {torch.__version__}, CUDA {torch.version.cuda}"
 print(json.dumps([count, text]))
 """
-_DOCTOR = "from spark_estimator.doctor import machine; print(machine.gpus()); print(machine.gpu_collectives())"
+_DOCTOR = (
+    "from spark_estimator.doctor import machine; print(machine.check_gpus()); print(machine.check_gpu_collectives())"
+)
 
 
 class Report:

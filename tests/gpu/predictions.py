@@ -36,16 +36,16 @@ def rows() -> numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float32]]:
 
 def as_on_the_cpu() -> None:
     """On each GPU of this process, one after the other, with a remainder in the last batch."""
-    from spark_estimator.estimators.torch.device import device_of
+    from spark_estimator.estimators.torch.device import get_device
     from spark_estimator.estimators.torch.predictor import TorchPredictor
     from tests.estimators.torch.stand_in_cuda import spark_task
 
     known = TorchPredictor.of(network(), ENCODER, (3,), 768, device="auto")
-    [expected] = known.outputs_for([rows()])
+    [expected] = known.predict_matrices([rows()])
     for index in range(torch.cuda.device_count()):
         with spark_task(str(index)):
-            [outputs] = known.outputs_for([rows()])
-            assert device_of(known.model()) == torch.device("cuda", index)
+            [outputs] = known.predict_matrices([rows()])
+            assert get_device(known.get_model()) == torch.device("cuda", index)
         assert numpy.allclose(outputs, expected, rtol=1e-3, atol=1e-4), numpy.abs(outputs - expected).max()
 
 
@@ -54,11 +54,11 @@ def mixed_precision() -> None:
     from spark_estimator.estimators.torch.predictor import TorchPredictor
     from tests.estimators.torch.stand_in_cuda import spark_task
 
-    [expected] = TorchPredictor.of(network(), ENCODER, (3,), 768).outputs_for([rows()])
+    [expected] = TorchPredictor.of(network(), ENCODER, (3,), 768).predict_matrices([rows()])
     for precision in ("bf16", "fp16"):
         with spark_task("0"):
             known = TorchPredictor.of(network(), ENCODER, (3,), 768, device="auto", precision=precision)
-            [outputs] = known.outputs_for([rows()])
+            [outputs] = known.predict_matrices([rows()])
         assert not numpy.array_equal(outputs, expected), precision
         assert numpy.allclose(outputs, expected, rtol=0.05, atol=0.05), (precision, numpy.abs(outputs - expected).max())
 
@@ -71,7 +71,7 @@ def a_full_gpu() -> None:
     full = TorchPredictor.of(Full(WIDTH, 3), ENCODER, (3,), 768, device="auto")
     with spark_task("0", partition=4):
         try:
-            full.outputs_for([rows()])
+            full.predict_matrices([rows()])
         except DeviceError as error:
             text = str(error)
         else:

@@ -68,7 +68,7 @@ class _OnCpu(TorchFunctionMode):
 def pretend(number: int) -> None:
     """From now on this process has a GPU of that number, which PyTorch uses."""
     pretended_gpus.pretend(number)
-    cuda_device = device.cuda_device
+    cuda_device = device.find_cuda_device
     for module in (device, gradient_bucket):
         if hasattr(module, "current_stream"):
             vars(module)["current_stream"] = _real_current_stream  # which refuses a stream that is captured

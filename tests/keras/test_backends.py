@@ -14,18 +14,18 @@ def test_local_variables_and_variables_without_a_gradient(two_ranks: RankPool) -
         import numpy
 
         from spark_estimator._native import ReduceOp
-        from spark_estimator.keras.backends import backend_module, reduced
+        from spark_estimator.keras.backends import load_backend, reduce_gradients
         from spark_estimator.keras.compression import Compression
         from spark_estimator.keras.exchange import KerasExchange
 
-        assert backend_module().__name__ == f"spark_estimator.keras.on_{keras.backend.backend()}"
+        assert load_backend().__name__ == f"spark_estimator.keras.on_{keras.backend.backend()}"
         variables = [keras.Variable(numpy.zeros(2, "float32"), name=name) for name in "abc"]
         gradients = [keras.ops.ones(2) * (rank + 1), keras.ops.ones(2) * 4, None]
         results = []
         for op, scale_local in ((ReduceOp.AVERAGE, True), (ReduceOp.AVERAGE, False), (ReduceOp.SUM, True)):
             exchange = KerasExchange("sgd", op, Compression.none, 1.0, None, False, None, scale_local)
             exchange.local.add(id(variables[1]))
-            shared, local, missing = reduced(exchange, gradients, variables, variables)
+            shared, local, missing = reduce_gradients(exchange, gradients, variables, variables)
             assert missing is None
             results.append([float(keras.ops.convert_to_numpy(gradient)[0]) for gradient in (shared, local)])
         return results
@@ -40,7 +40,7 @@ def test_a_rank_outside_of_the_set_keeps_its_gradients(two_ranks: RankPool) -> N
 
         import spark_estimator.keras as hvd
         from spark_estimator._native import ReduceOp
-        from spark_estimator.keras.backends import reduced
+        from spark_estimator.keras.backends import reduce_gradients
         from spark_estimator.keras.compression import Compression
         from spark_estimator.keras.exchange import KerasExchange
 
@@ -49,9 +49,9 @@ def test_a_rank_outside_of_the_set_keeps_its_gradients(two_ranks: RankPool) -> N
         hvd.init(process_sets=[last])
         exchange = KerasExchange("sgd", ReduceOp.SUM, Compression.none, 1.0, None, False, last)
         gradients = [object()]
-        assert exchange.off()
-        assert reduced(exchange, gradients, [keras.Variable([1.0])], []) == gradients
+        assert exchange.is_off()
+        assert reduce_gradients(exchange, gradients, [keras.Variable([1.0])], []) == gradients
         exchange.process_set = None
-        assert not exchange.off() and both.process_set_id is None
+        assert not exchange.is_off() and both.process_set_id is None
 
     two_ranks.run(check)

@@ -45,21 +45,21 @@ def test_which_gradients_travel_in_one_request(groups: Any, expected: list[list[
     if isinstance(groups, list):
         groups = [[VARIABLES[index] for index in group] for group in groups]
     settings = exchange_with(groups=groups)
-    assert settings.parts(VARIABLES) == expected
-    assert settings.parts([]) == []
+    assert settings.split_parts(VARIABLES) == expected
+    assert settings.split_parts([]) == []
     if isinstance(groups, list):  # a group has variables without a gradient
-        assert settings.parts(VARIABLES[:1]) == [[0]]
+        assert settings.split_parts(VARIABLES[:1]) == [[0]]
 
 
 def test_requests_have_numbers_where_there_are_several() -> None:
     settings = exchange_with()
-    assert settings.numbered("name", [[0]]) == ["name"]
-    assert settings.numbered("name", [[0], [1]]) == ["name.0", "name.1"]
+    assert settings.number_names("name", [[0]]) == ["name"]
+    assert settings.number_names("name", [[0], [1]]) == ["name.0", "name.1"]
 
 
 def test_what_the_ranks_compare() -> None:
     settings = exchange_with(predivide=2.0, accumulates=3)
-    lines, subject = settings.statement(VARIABLES[:2], VARIABLES[1:2])
+    lines, subject = settings.make_statement(VARIABLES[:2], VARIABLES[1:2])
     assert lines == [
         "op=AVERAGE, gradient_predivide_factor=2.0, 3 passes",
         "wa float32 (2,), without a gradient to exchange",
@@ -71,7 +71,7 @@ def test_what_the_ranks_compare() -> None:
     others = [settings.digest(VARIABLES[:2], VARIABLES[:2]), settings.digest(VARIABLES[1:2], VARIABLES[1:2])]
     others.append(exchange_with(accumulates=3).digest(VARIABLES[:2], VARIABLES[1:2]))
     assert len({digest, *others}) == 4
-    assert settings.factors() == (ReduceOp.AVERAGE, 0.5, 2.0)
+    assert settings.scale_op() == (ReduceOp.AVERAGE, 0.5, 2.0)
 
 
 def test_a_variable_of_the_step_follows_the_factor() -> None:
@@ -85,7 +85,7 @@ def test_a_variable_of_the_step_follows_the_factor() -> None:
 def test_failures_are_kept_for_backends_that_wrap_them() -> None:
     failure = KeyboardInterrupt()
     try:
-        with pytest.raises(KeyboardInterrupt), exchange_with().keeping_failures():
+        with pytest.raises(KeyboardInterrupt), exchange_with().keep_failures():
             raise failure
         assert exchange.failures == [failure]
     finally:
@@ -102,7 +102,7 @@ def test_failures_are_kept_for_backends_that_wrap_them() -> None:
     ],
 )
 def test_gradients_are_weighed_once(settings: dict[str, Any], expected: float) -> None:
-    weighed = exchange_with(**settings)._weighed(numpy.full(1, 2.0, "float16"))
+    weighed = exchange_with(**settings)._weigh(numpy.full(1, 2.0, "float16"))
     assert (weighed.dtype.name, weighed.tolist()) == ("float16", [expected])
 
 

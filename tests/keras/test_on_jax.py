@@ -30,9 +30,9 @@ def test_gradients_of_a_compiled_step(two_ranks: RankPool) -> None:
         @jax.jit
         def step(scale: Any) -> Any:
             rows = sparse.BCOO.fromdense(jax.numpy.array([1.0, 0.0]), nse=1)
-            reduced = on_jax.reduced(exchange, [jax.numpy.ones(2) * scale, rows], variables, variables)
+            reduced = on_jax.reduce_gradients(exchange, [jax.numpy.ones(2) * scale, rows], variables, variables)
             kept = on_jax.only_when(scale > 1, lambda: [reduced[0]], [jax.numpy.zeros(2)])
-            return reduced, kept, on_jax.all_true(exchange, scale > 1), on_jax.factor(exchange)
+            return reduced, kept, on_jax.are_all_true(exchange, scale > 1), on_jax.factor(exchange)
 
         results = []
         for factor in (1.0, 0.5):  # read when the step runs, not when it is compiled

@@ -20,7 +20,7 @@ def test_gradients_of_a_graph_of_tensorflow(two_ranks: RankPool) -> None:
         import tensorflow as tf
 
         import spark_estimator.keras as hvd
-        from spark_estimator.keras.wrapping import exchange_of
+        from spark_estimator.keras.wrapping import find_exchange
 
         def results(groups: Any, predivide: float, factor: float | None) -> list[float]:
             start = [numpy.zeros((4, 2), "float32"), numpy.zeros(2000, "float32"), numpy.zeros(3, "float32")]
@@ -29,7 +29,7 @@ def test_gradients_of_a_graph_of_tensorflow(two_ranks: RankPool) -> None:
                 keras.optimizers.SGD(1.0), groups=groups, gradient_predivide_factor=predivide
             )
             if factor is not None:
-                exchange = exchange_of(optimizer)
+                exchange = find_exchange(optimizer)
                 assert exchange is not None
                 exchange.weight.is_used = True
                 exchange.weight.set(factor)
@@ -151,7 +151,7 @@ def test_functions_of_the_backend(two_ranks: RankPool) -> None:
 
         @tf.function
         def step(flag: Any) -> Any:
-            return on_tensorflow.all_true(exchange, flag), on_tensorflow.factor(exchange)
+            return on_tensorflow.are_all_true(exchange, flag), on_tensorflow.factor(exchange)
 
         for flag, factor in ((True, 1.0), (rank == 0, 2.5)):
             exchange.weight.set(factor)  # read when the step runs, not when it is traced

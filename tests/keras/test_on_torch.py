@@ -34,11 +34,14 @@ def test_gradients(two_ranks: RankPool) -> None:
             exchange.weight = StepWeight(True, factor)
             rows = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.tensor([2.0]), (2,))
             gradients = [torch.full((2,), rank + 1.0), rows, torch.full((2,), 4.0)]
-            reduced = on_torch.reduced(exchange, gradients, variables, variables)
+            reduced = on_torch.reduce_gradients(exchange, gradients, variables, variables)
             assert {gradient.dtype for gradient in reduced} == {torch.float32}
             results.append([gradient.tolist() for gradient in reduced])
         assert on_torch.factor(exchange) == 2.0
-        assert [bool(on_torch.all_true(exchange, torch.tensor(flag))) for flag in (True, rank == 0)] == [True, False]
+        assert [bool(on_torch.are_all_true(exchange, torch.tensor(flag))) for flag in (True, rank == 0)] == [
+            True,
+            False,
+        ]
         assert on_torch.only_when(torch.tensor(True), lambda: (3, 4), [1, 2]) == [3, 4]
         assert on_torch.only_when(torch.tensor(False), lambda: (3, 4), [1, 2]) == [1, 2]
         return results

@@ -16,9 +16,9 @@ pytest.importorskip("keras")
 import keras
 
 from spark_estimator.keras.importing import is_keras_2
-from spark_estimator.keras.optimizers import rate_of, schedule_of
-from spark_estimator.keras.rates import rescale_rate, variables_with_rate
-from spark_estimator.keras.variables import value_of
+from spark_estimator.keras.optimizers import find_schedule, read_rate
+from spark_estimator.keras.rates import list_variables_with_rate, rescale_rate
+from spark_estimator.keras.variables import copy_value
 
 
 def tenth() -> float:
@@ -55,10 +55,10 @@ def test_a_number_is_set(package: Any, optimizers: Any) -> None:
     net = net_of(package, optimizer)
     assert step_of(net) == 0.5
     rescale_rate(optimizer, 1, 2)
-    assert rate_of(optimizer) == 1 == step_of(net)
-    assert float(value_of(variables_with_rate(optimizer)[-1])) == 1
+    assert read_rate(optimizer) == 1 == step_of(net)
+    assert float(copy_value(list_variables_with_rate(optimizer)[-1])) == 1
     rescale_rate(optimizer, 2, 3)
-    assert rate_of(optimizer) == 1.5 == step_of(net)
+    assert read_rate(optimizer) == 1.5 == step_of(net)
 
 
 @pytest.mark.parametrize(("package", "optimizers"), kinds())
@@ -71,18 +71,18 @@ def test_a_schedule_s_values_are_multiplied_and_its_configuration_stays(
     net.build((None, 1))
     rescale_rate(optimizer, 1, 2)
     assert [step_of(net) for _ in range(2)] == [1.0, 0.5]
-    made = schedule_of(optimizer)
+    made = find_schedule(optimizer)
     assert type(made).__name__ == "PiecewiseConstantDecay" and isinstance(made, type(plain)) and made is not plain
     assert type(pickle.loads(pickle.dumps(made))) is type(plain) is type(copy.deepcopy(made))
     assert made.get_config() == plain.get_config()
     net.compile(optimizer, "mse")
     net.save(str(tmp_path / "model.keras"))
-    loaded = schedule_of(package.models.load_model(str(tmp_path / "model.keras")).optimizer)
+    loaded = find_schedule(package.models.load_model(str(tmp_path / "model.keras")).optimizer)
     assert type(loaded) is type(plain) and loaded.get_config() == plain.get_config()
     rescale_rate(optimizer, 2, 3)
-    assert float(schedule_of(optimizer)(0)) == 1.5
+    assert float(find_schedule(optimizer)(0)) == 1.5
     rescale_rate(optimizer, 3, 1)
-    assert schedule_of(optimizer) is plain
+    assert find_schedule(optimizer) is plain
 
 
 def test_a_schedule_that_replaces_another_is_in_force() -> None:
@@ -90,19 +90,19 @@ def test_a_schedule_that_replaces_another_is_in_force() -> None:
     optimizer.build([keras.Variable(numpy.zeros(1, "float32"))])
     rescale_rate(optimizer, 1, 2)
     optimizer.learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.1, 0.2])
-    assert rate_of(optimizer) == pytest.approx(0.1)
+    assert read_rate(optimizer) == pytest.approx(0.1)
     rescale_rate(optimizer, 2, 4)
-    assert rate_of(optimizer) == pytest.approx(0.2), "follows the number of ranks"
+    assert read_rate(optimizer) == pytest.approx(0.2), "follows the number of ranks"
 
 
 def test_a_function_s_values_are_multiplied() -> None:
     optimizer = keras.optimizers.SGD(tenth)
     optimizer.build([keras.Variable(numpy.zeros(1, "float32"))])
     rescale_rate(optimizer, 1, 3)
-    assert rate_of(optimizer) == pytest.approx(0.3)
+    assert read_rate(optimizer) == pytest.approx(0.3)
     with keras.saving.custom_object_scope({"tenth": tenth}):
         again = keras.optimizers.SGD.from_config(optimizer.get_config())
-    assert rate_of(again) == pytest.approx(0.1), "its configuration names the user's function"
+    assert read_rate(again) == pytest.approx(0.1), "its configuration names the user's function"
     rescale_rate(optimizer, 3, 1)
     assert optimizer._learning_rate is tenth
 
@@ -113,4 +113,4 @@ def test_the_optimizer_inside_of_another_has_the_rate() -> None:
     scaler.build([keras.Variable(numpy.zeros(1, "float32"))])
     assert not is_keras_2(scaler)
     rescale_rate(scaler, 1, 4)
-    assert rate_of(scaler) == 2 == float(keras.ops.convert_to_numpy(inner.learning_rate))
+    assert read_rate(scaler) == 2 == float(keras.ops.convert_to_numpy(inner.learning_rate))

@@ -34,18 +34,18 @@ def test_what_belongs_to_the_state_of_a_training(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import keras
 
-        from spark_estimator.keras.starting_state import training_variables
+        from spark_estimator.keras.starting_state import list_training_variables
 
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
-        assert training_variables(model) == model.weights
+        assert list_training_variables(model) == model.weights
         model.compile(keras.optimizers.SGD(momentum=0.9), "mse", metrics=["mae"])
         model.optimizer.build(model.trainable_variables)
-        assert training_variables(model) == [*model.weights, *model.optimizer.variables]
+        assert list_training_variables(model) == [*model.weights, *model.optimizer.variables]
         other = keras.optimizers.SGD()
         other.build(model.trainable_variables)
-        assert training_variables(model, other) == [*model.weights, *other.variables]
+        assert list_training_variables(model, other) == [*model.weights, *other.variables]
         seeds = {id(variable) for layer in model.layers for variable in layer.non_trainable_variables}
-        assert not seeds & {id(variable) for variable in training_variables(model)}
+        assert not seeds & {id(variable) for variable in list_training_variables(model)}
 
     two_ranks.run(check)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_estimator.keras.variables import lines_of, plain_name
+from spark_estimator.keras.variables import describe_variables, make_plain_name
 from tests.keras.conftest import RankPool
 
 
@@ -43,17 +43,17 @@ def test_a_rank_may_have_made_more_layers_before(two_ranks: RankPool) -> None:
     ],
 )
 def test_names_without_the_numbers_of_keras(path: str, expected: str) -> None:
-    assert plain_name(SimpleNamespace(path=path)) == expected
-    assert plain_name(SimpleNamespace(name=path)) == expected
+    assert make_plain_name(SimpleNamespace(path=path)) == expected
+    assert make_plain_name(SimpleNamespace(name=path)) == expected
 
 
 def test_lines() -> None:
     of_keras = SimpleNamespace(path="dense_1/kernel", dtype="float32", shape=(3, 4))
     of_torch = SimpleNamespace(name="bias", dtype="torch.bfloat16", shape=[])
     of_tensorflow = SimpleNamespace(name="count", dtype=SimpleNamespace(name="int64"), shape=(None, 2))
-    assert lines_of([of_keras, of_torch, of_tensorflow]) == [
+    assert describe_variables([of_keras, of_torch, of_tensorflow]) == [
         "dense/kernel float32 (3, 4)",
         "bias bfloat16 ()",
         "count int64 (None, 2)",
     ]
-    assert lines_of([SimpleNamespace(dtype="int8", shape=())]) == ["variable int8 ()"]
+    assert describe_variables([SimpleNamespace(dtype="int8", shape=())]) == ["variable int8 ()"]

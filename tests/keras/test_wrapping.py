@@ -101,17 +101,17 @@ def test_an_unwrapped_optimizer_has_its_class_again(two_ranks: RankPool) -> None
         import keras
 
         import spark_estimator.keras as hvd
-        from spark_estimator.keras.wrapping import exchange_of, unwrap
+        from spark_estimator.keras.wrapping import find_exchange, unwrap
 
         plain = type(keras.optimizers.SGD())
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
         assert type(optimizer) is not plain is type(pickle.loads(pickle.dumps(optimizer)))
-        exchange = exchange_of(optimizer)
-        assert exchange is not None and exchange_of(keras.optimizers.SGD()) is None
+        exchange = find_exchange(optimizer)
+        assert exchange is not None and find_exchange(keras.optimizers.SGD()) is None
         scaler = keras.optimizers.LossScaleOptimizer(optimizer)  # which takes over the exchange
-        assert exchange_of(scaler) is exchange and exchange_of(optimizer) is None
+        assert find_exchange(scaler) is exchange and find_exchange(optimizer) is None
         assert type(optimizer) is plain
         unwrap(scaler)
-        assert type(scaler) is keras.optimizers.LossScaleOptimizer and exchange_of(scaler) is None
+        assert type(scaler) is keras.optimizers.LossScaleOptimizer and find_exchange(scaler) is None
 
     two_ranks.run(check)

@@ -33,11 +33,11 @@ SLOWDOWN = 2 if "PYTEST_XDIST_WORKER" in os.environ else 1
 
 def environment(**more: str | None) -> dict[str, str]:
     """What drivers and daemons need in order to be found, to stay on this host and find our package; None removes."""
-    from spark_estimator.launch.spark.java_environment import java_environment
+    from spark_estimator.launch.spark.java_environment import choose_java_environment
 
     variables = {
         **os.environ,
-        **java_environment(),
+        **choose_java_environment(),
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,

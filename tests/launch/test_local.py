@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.compat.importer import autoload_path
-from spark_estimator.errors import JobFailedError, ResultError, WorkerFailedError, without_links
+from spark_estimator.compat.importer import find_autoload_path
+from spark_estimator.errors import JobFailedError, ResultError, WorkerFailedError, remove_links
 from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
@@ -88,10 +88,10 @@ def test_search_path_and_pythonpath_are_those_of_the_caller(monkeypatch: pytest.
 
         return beside_the_script.ANSWER, sys.path, os.environ.get("PYTHONPATH")
 
-    path = [*sys.path, autoload_path()]
-    assert run_local(look, 1) == [(42, path, f"/somewhere:{autoload_path()}")]
+    path = [*sys.path, find_autoload_path()]
+    assert run_local(look, 1) == [(42, path, f"/somewhere:{find_autoload_path()}")]
     monkeypatch.delenv("PYTHONPATH")
-    assert run_local(look, 1) == [(42, path, autoload_path())]
+    assert run_local(look, 1) == [(42, path, find_autoload_path())]
 
 
 def test_files_in_the_current_folder_shadow_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_files_in_the_current_folder_shadow_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_secrets_show_neither_in_arguments_nor_in_the_environment() -> None:
     def look() -> tuple[str, bytes, bytes, bytes]:
-        from spark_estimator.collectives.rendezvous import current
+        from spark_estimator.collectives.rendezvous import find_current
 
-        rendezvous = current()
+        rendezvous = find_current()
         assert rendezvous is not None
         environ, cmdline = (Path(f"/proc/self/{name}").read_bytes() for name in ("environ", "cmdline"))
         inherited = subprocess.check_output(["env"])  # by a program that the rank starts
@@ -118,9 +118,9 @@ def test_secrets_show_neither_in_arguments_nor_in_the_environment() -> None:
 
 def test_each_attempt_has_a_key_of_its_own(tmp_path: Path) -> None:
     def work() -> None:
-        from spark_estimator.collectives.rendezvous import current
+        from spark_estimator.collectives.rendezvous import find_current
 
-        rendezvous = current()
+        rendezvous = find_current()
         assert rendezvous is not None
         attempt = int(os.environ["SPARK_ESTIMATOR_ATTEMPT"])
         (tmp_path / f"attempt {attempt}, rank {rank()}").write_bytes(rendezvous.key)
@@ -186,7 +186,7 @@ def test_an_exception_comes_with_its_traceback(marker: str) -> None:
     assert "KeyError: 'inner'" in text and "direct cause" in text and 'raise ValueError("outer é") from error' in text
     assert "launch/worker/worker.py" not in text, "our own frames help nobody"
     assert caught[0].exitcode is None
-    lines = without_links(str(caught[0])).splitlines()
+    lines = remove_links(str(caught[0])).splitlines()
     assert lines[1] == "  from KeyError: 'inner'", "what is printed first may be far above"
     assert [line.split(")")[1] for line in lines[3:]] == [" was stopped after that"] * 2
 
@@ -343,7 +343,7 @@ def test_what_keeps_a_rank_from_ending_is_named(
             from spark_estimator.data.rank.prefetch import Ahead
 
             ahead = Ahead()
-            assert len(list(ahead.items(str, range(10), 1))) == 10
+            assert len(list(ahead.make_items(str, range(10), 1))) == 10
             threading.main_thread().loader = ahead  # type: ignore[attr-defined]
         else:
             atexit.register(time.sleep, 1000)

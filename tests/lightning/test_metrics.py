@@ -18,22 +18,24 @@ def test_metrics_are_synced_until_they_are_released() -> None:
     module = nn.ModuleList([torchmetrics.SumMetric(), nn.ModuleList([torchmetrics.MeanMetric()])])
     custom = torchmetrics.SumMetric(dist_sync_fn=lambda state, group: [state])
     module.append(custom)
-    before = [(metric.dist_sync_fn, metric.distributed_available_fn) for metric in metrics.metrics_in(module)]
+    before = [(metric.dist_sync_fn, metric.distributed_available_fn) for metric in metrics.iterate_metrics(module)]
     synced = metrics.SyncedMetrics()
     for _ in range(2):
         synced.adopt(module)
-    assert [metric.dist_sync_fn is metrics.gather for metric in metrics.metrics_in(module)] == [True, True, False]
+    assert [metric.dist_sync_fn is metrics.gather for metric in metrics.iterate_metrics(module)] == [True, True, False]
     synced.release()
-    assert [(metric.dist_sync_fn, metric.distributed_available_fn) for metric in metrics.metrics_in(module)] == before
+    assert [
+        (metric.dist_sync_fn, metric.distributed_available_fn) for metric in metrics.iterate_metrics(module)
+    ] == before
 
 
 def test_without_other_ranks_there_is_nothing_to_sync() -> None:
-    assert not metrics.together()
+    assert not metrics.has_other_ranks()
 
 
 def test_states_of_all_ranks(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
-        assert metrics.together()
+        assert metrics.has_other_ranks()
         states = metrics.gather(torch.full((rank + 1, 2), float(rank)))
         assert [tuple(state.shape) for state in states] == [(1, 2), (2, 2)]
         assert [state.unique().tolist() for state in states] == [[0.0], [1.0]]

@@ -12,7 +12,7 @@ import torch
 from spark_estimator import compat
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.launch.local import run_local
-from spark_estimator.lightning.old_spellings import translated
+from spark_estimator.lightning.old_spellings import translate
 from tests.compat.interpreter import fresh
 from tests.lightning.training import loader, module_of, package, trainer_of
 
@@ -77,7 +77,7 @@ def test_a_strategy_that_is_an_object_beside_them(installed: None, flavour: str)
     ],
 )  # fmt: skip
 def test_what_they_become(old: dict[str, Any], new: dict[str, Any]) -> None:
-    assert translated(old)[0] == new
+    assert translate(old)[0] == new
 
 
 @pytest.mark.parametrize("flavour", ["lightning.pytorch", "pytorch_lightning"])
@@ -110,7 +110,7 @@ def test_a_gpu_that_is_not_there(installed: None, flavour: str, monkeypatch: pyt
     ],
 )  # fmt: skip
 def test_what_stands_beside_it(old: dict[str, Any], new: dict[str, Any], advice: str) -> None:
-    became, text = translated({"max_epochs": 2, **old})
+    became, text = translate({"max_epochs": 2, **old})
     assert became == {"max_epochs": 2, **new}
     assert text.endswith(f" is a spelling of Lightning 1; {advice}.")
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_callback_joins_the_callbacks(installed: None, flavour: str
     trainer_class, names = package(flavour).Trainer, package(flavour).callbacks
     kept, other = names.ModelCheckpoint(), names.Timer()
     for passed, joined in ((None, [kept]), (other, [other, kept]), ([other], [other, kept])):
-        became, text = translated({"checkpoint_callback": kept, "callbacks": passed})
+        became, text = translate({"checkpoint_callback": kept, "callbacks": passed})
         assert became == {"callbacks": joined}
     assert text == (
         "Trainer(checkpoint_callback=ModelCheckpoint(...)) is a spelling of Lightning 1; write "
@@ -160,12 +160,12 @@ def test_a_trainer_names_hooks_that_lightning_2_does_not_call(installed: None) -
 )
 def test_what_is_said_elsewhere_today(old: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        translated(old)
+        translate(old)
 
 
 def test_two_strategies_at_once() -> None:
     with pytest.raises(ValueError, match=r"strategy='ddp'\): choose one"):
-        translated({"accelerator": "horovod", "strategy": "ddp"})
+        translate({"accelerator": "horovod", "strategy": "ddp"})
 
 
 def test_the_estimators_old_name_restores_what_clients_import() -> None:

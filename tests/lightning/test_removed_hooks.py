@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from spark_estimator.lightning.removed_hooks import warn_of_callbacks, warn_of_module
+from spark_estimator.lightning.removed_hooks import warn_about_callbacks, warn_about_module
 from tests.lightning.training import module_of, package
 
 
@@ -17,14 +17,14 @@ def test_each_hook_is_named_with_what_replaces_it() -> None:
         def on_keyboard_interrupt(self) -> None: ...
 
     with pytest.warns(UserWarning) as messages:
-        warn_of_callbacks([Old()])
+        warn_about_callbacks([Old()])
     pattern = r"(\S+)\(\): no effect, as Lightning 2 does not call it; use (\w+)"
     matches = [re.match(pattern, str(message.message)) for message in messages]
     named = {match[1]: match[2] for match in matches if match}
     assert named == {"Old.on_init_start": "setup", "Old.on_keyboard_interrupt": "on_exception"}
     module = module_of(training_step_end=lambda self, output: output)
     with pytest.warns(UserWarning, match=r"Module.training_step_end\(\).*use training_step\."):
-        warn_of_module(module)
+        warn_about_module(module)
 
 
 @pytest.mark.parametrize("flavour", ["lightning.pytorch", "pytorch_lightning"])
@@ -32,5 +32,5 @@ def test_objects_of_today_have_none(flavour: str) -> None:
     module, callbacks = module_of(flavour), package(flavour).callbacks
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_module(module)
-        warn_of_callbacks([callbacks.ModelCheckpoint(), callbacks.RichProgressBar(), callbacks.Timer()])
+        warn_about_module(module)
+        warn_about_callbacks([callbacks.ModelCheckpoint(), callbacks.RichProgressBar(), callbacks.Timer()])

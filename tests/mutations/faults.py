@@ -154,8 +154,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "4",
         "a process that ends does not leave the job",
         CONTEXT,
-        "def _at_exit() -> None:\n    shutdown()",
-        "def _at_exit() -> None:\n    pass",
+        "def _leave_at_exit() -> None:\n    shutdown()",
+        "def _leave_at_exit() -> None:\n    pass",
         (
             "tests/scenarios/collectives/test_faults.py::test_an_exception_on_one_rank_reaches_the_others_as_its_leaving",
         ),
@@ -293,16 +293,16 @@ MUTATIONS: tuple[Mutation, ...] = (
         "16",
         "a rank that can't be reached is not named",
         OUTGOING,
-        'absent_error(rendezvous, group, sorted(failures), f"could not be reached ({reasons})", settings)',
-        'absent_error(rendezvous, group, [rendezvous.rank], f"could not reach all ({reasons})", settings)',
+        'make_absent_error(rendezvous, group, sorted(failures), f"could not be reached ({reasons})", settings)',
+        'make_absent_error(rendezvous, group, [rendezvous.rank], f"could not reach all ({reasons})", settings)',
         ("tests/collectives/connections/test_outgoing.py::test_a_rank_that_does_not_answer_is_named_at_the_deadline",),
     ),
     Mutation(
         "16",
         "a rank that doesn't connect is not named",
         CONNECTOR,
-        'raise absent_error(self.rendezvous, group, absent, "did not connect", settings)',
-        'raise absent_error(self.rendezvous, group, [self._facts.rank], "did not connect", settings)',
+        'raise make_absent_error(self.rendezvous, group, absent, "did not connect", settings)',
+        'raise make_absent_error(self.rendezvous, group, [self._facts.rank], "did not connect", settings)',
         ("tests/collectives/connections/test_connector.py::test_a_rank_that_answers_but_does_not_call_is_named",),
     ),
     Mutation(
@@ -516,7 +516,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "27",
         "the kernel's killer is not looked for",
         CHILD,
-        "if oom_kills() > before.oom_kills:",
+        "if count_oom_kills() > before.oom_kills:",
         "if False:",
         (
             "tests/launch/worker/test_child_process.py::test_only_a_kill_is_explained_by_memory",
@@ -543,7 +543,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "28",
         "file descriptors are not counted",
         DESCRIPTORS,
-        'return shortage_text(count, len(opened)) if are_used_up(error) else ""',
+        'return describe_shortage(count, len(opened)) if are_used_up(error) else ""',
         'return ""',
         ("tests/scenarios/collectives/test_faults.py::test_a_rank_without_file_descriptors_says_that_of_itself",),
     ),
@@ -559,8 +559,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "29",
         "the previous file is removed before the new one is there",
         "spark_estimator/store/replacement.py",
-        "    with _claimed(target, _create) as (names, descriptor):\n",
-        "    _remove(target)\n    with _claimed(target, _create) as (names, descriptor):\n",
+        "    with _claim(target, _create) as (names, descriptor):\n",
+        "    _remove(target)\n    with _claim(target, _create) as (names, descriptor):\n",
         (
             "tests/store/test_replacement.py::test_a_full_disk_keeps_the_previous_one",
             "tests/store/test_replacement.py::test_a_fault_at_each_system_call_leaves_a_whole_file[signal=KILL]",
@@ -578,8 +578,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "29",
         "a checkpoint is complete before its parts are",
         "spark_estimator/extensions/checkpoint/part_writer.py",
-        'names = [folders.note_name(rank) for rank in range(job["size"])]\n',
-        'names = [folders.note_name(rank) for rank in range(job["size"])]\n'
+        'names = [folders.make_note_name(rank) for rank in range(job["size"])]\n',
+        'names = [folders.make_note_name(rank) for rank in range(job["size"])]\n'
         '        self._store.write(posixpath.join(path, folders.METADATA), b"")\n',
         (
             "tests/extensions/checkpoint/test_part_writer.py"
@@ -633,7 +633,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "33",
         "there are always enough slots",
         "spark_estimator/launch/spark/slots.py",
-        "if slots.count is None or slots.count >= size or _promised(conf) >= size:",
+        "if slots.count is None or slots.count >= size or _count_promised_slots(conf) >= size:",
         "if True:",
         ("tests/launch/spark/test_slots.py::test_too_many_ranks_are_refused_with_arithmetic_and_remedy",),
     ),

@@ -17,8 +17,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "S1",
         "all jobs of a program have one key",
         "spark_estimator/launch/local.py",
-        "    key = new_key()\n",
-        '    key = globals().setdefault("_key", new_key())\n',
+        "    key = make_key()\n",
+        '    key = globals().setdefault("_key", make_key())\n',
         ("tests/launch/test_local.py::test_each_attempt_has_a_key_of_its_own",),
     ),
     Mutation(
@@ -81,7 +81,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "S3",
         "an acceptor does not look at the proof",
         AUTHENTICATION,
-        "if not hmac.compare_digest(proof, _proof(self._key, _CONNECTOR, self._hello, self._challenge)):",
+        "if not hmac.compare_digest(proof, _compute_proof(self._key, _CONNECTOR, self._hello, self._challenge)):",
         "if False:",
         (
             "tests/security/test_authentication.py::test_another_key_is_refused_by_both",
@@ -149,7 +149,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "an order with a program is passed over, and does not end the task",
         "spark_estimator/launch/agent/worker_agent.py",
         "if letter not in _FIELDS:\n"
-        '            raise ValueError(f"{frames.name_of(letter)} is refused: this agent does not carry it out")',
+        '            raise ValueError(f"{frames.describe_order(letter)} is refused: this agent does not carry it out")',
         "if letter not in _FIELDS:\n            return",
         (f"{HOSTILE_DRIVER}[payload]",),
     ),
@@ -197,7 +197,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "S7",
         "Spark's settings do not count",
         "spark_estimator/launch/spark/encryption_policy.py",
-        "if is_true(conf.known(name)):",
+        "if is_true(conf.get_or_raise(name)):",
         "if False:",
         (
             "tests/launch/spark/test_encryption_policy.py::test_ranks_encrypt_where_spark_does",
@@ -348,7 +348,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "S12",
         "a proof is not needed",
         AUTHENTICATION,
-        "if not hmac.compare_digest(proof, _proof(self._key, _CONNECTOR, self._hello, self._challenge)):",
+        "if not hmac.compare_digest(proof, _compute_proof(self._key, _CONNECTOR, self._hello, self._challenge)):",
         "if False:",
         ("tests/observe/test_channel.py::test_who_lacks_the_token_is_not_answered",),
     ),
@@ -364,7 +364,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "S12",
         "control characters are printed",
         "spark_estimator/observe/driver_log.py",
-        'return "\\n".join(_UNSAFE.sub(_escaped, line) for line in text.split("\\n"))',
+        'return "\\n".join(_UNSAFE.sub(_escape, line) for line in text.split("\\n"))',
         "return text",
         (
             "tests/observe/test_driver_log.py::test_control_characters_are_escaped",

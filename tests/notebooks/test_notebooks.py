@@ -100,9 +100,9 @@ CHECKS: dict[str, Callable[[str], None]] = {
 def kernel_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("nbclient", "ipykernel", "matplotlib", "pyspark", "torch", "sklearn", "keras", "lightning"):
         pytest.importorskip(module)
-    from spark_estimator.launch.spark.java_environment import java_environment
+    from spark_estimator.launch.spark.java_environment import choose_java_environment
 
-    for variable, value in {**java_environment(), **environment()}.items():
+    for variable, value in {**choose_java_environment(), **environment()}.items():
         monkeypatch.setenv(variable, value)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
 

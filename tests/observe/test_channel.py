@@ -26,7 +26,7 @@ from spark_estimator.observe.driver_server import DriverServer
 from spark_estimator.security import authentication
 
 JOB = "0123456789abcdef"
-CONTEXT = channel.context_of(JOB, 0)
+CONTEXT = channel.pack_context(JOB, 0)
 
 
 class Side:
@@ -272,7 +272,7 @@ def test_what_goes_down_arrives_whole_also_where_the_network_is_slow(side: Side)
         for _ in range(8):
             side.server.send(1, frames.EVERYONE, {"facts": everyone})
         side.server.send(0, frames.EVERYONE, {"facts": ["of one"]})
-        assert fast.answer() == {"kind": frames.EVERYONE, "facts": ["of one"]}, "nobody waits for the slow one"
+        assert fast.wait_for_answer() == {"kind": frames.EVERYONE, "facts": ["of one"]}, "nobody waits for the slow one"
         side.server.stop("in between")
         received = bytearray()
         came: list[dict[str, Any]] = []
@@ -323,11 +323,11 @@ def test_messages_that_the_network_is_too_slow_for_are_dropped_and_counted(
 def test_whoever_waits_for_an_answer_is_woken_by_the_order_to_stop_and_by_the_end(side: Side) -> None:
     stopped = side.connect(0)
     threading.Timer(0.2, side.server.stop, ("because",)).start()
-    assert stopped.answer() is None
+    assert stopped.wait_for_answer() is None
     stopped.close()
     deserted = side.connect(1)
     threading.Timer(0.2, side.server.close).start()
-    assert deserted.answer() is None
+    assert deserted.wait_for_answer() is None
     deserted.close()
 
 

@@ -43,7 +43,7 @@ def test_several_frames_at_once_and_the_rest_stays() -> None:
     ],
 )
 def test_valid_frames(frame: dict[str, Any]) -> None:
-    assert frames.valid(frame) is frame
+    assert frames.check_frame(frame) is frame
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_valid_frames(frame: dict[str, Any]) -> None:
 )
 def test_frames_of_another_protocol_are_refused(frame: Any) -> None:
     with pytest.raises(ValueError, match="a frame of another protocol"):
-        frames.valid(frame)
+        frames.check_frame(frame)
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,11 @@ def ends() -> Iterator[tuple[int, int]]:
 
 def test_the_pipe_is_known_again_by_its_inode(ends: tuple[int, int], tmp_path: Path) -> None:
     write = ends[1]
-    assert progress.pipe({PROGRESS_FD_VARIABLE: progress.named(write)}) == write
+    assert progress.find_pipe({PROGRESS_FD_VARIABLE: progress.identify_pipe(write)}) == write
     with (tmp_path / "file").open("wb") as file:
-        for value in (f"{write}:1", "999999:1", "x:y", "", progress.named(file.fileno())):
-            assert progress.pipe({PROGRESS_FD_VARIABLE: value}) is None
-    assert progress.pipe({}) is None
+        for value in (f"{write}:1", "999999:1", "x:y", "", progress.identify_pipe(file.fileno())):
+            assert progress.find_pipe({PROGRESS_FD_VARIABLE: value}) is None
+    assert progress.find_pipe({}) is None
 
 
 def test_reports_are_written_until_the_stop(ends: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_estimator.observe import stacks
-from spark_estimator.observe.stacks import StackReporter, current_stacks
+from spark_estimator.observe.stacks import StackReporter, format_current_stacks
 
 SECONDS = 20.0
 
@@ -57,7 +57,7 @@ def parked() -> Iterator[threading.Thread]:
 
 
 def test_all_threads_main_first(parked: threading.Thread) -> None:
-    text = current_stacks()
+    text = format_current_stacks()
     assert text.startswith("Thread MainThread (most recent call last):\n")
     assert f'File "{__file__}"' in text and "in test_all_threads_main_first" in text
     main, rest = text.split("\nThread data loader (most recent call last):\n")
@@ -70,7 +70,7 @@ def test_all_threads_main_first(parked: threading.Thread) -> None:
 
 def test_the_thread_that_asks_is_left_out(parked: threading.Thread) -> None:
     texts: list[str] = []
-    thread = threading.Thread(target=lambda: texts.append(current_stacks()), name="the teller")
+    thread = threading.Thread(target=lambda: texts.append(format_current_stacks()), name="the teller")
     thread.start()
     thread.join()
     assert "Thread MainThread" in texts[0] and "Thread data loader" in texts[0] and "the teller" not in texts[0]
@@ -81,12 +81,12 @@ def test_long_stacks_are_cut_at_their_old_end(monkeypatch: pytest.MonkeyPatch) -
         return deeper(left - 1) if left else innermost()
 
     def innermost() -> str:
-        return current_stacks()
+        return format_current_stacks()
 
     text = deeper(200)
     assert "(older calls omitted)" in text and "in innermost" in text
     monkeypatch.setattr(stacks, "MAX_CHARACTERS", 100)
-    text = current_stacks()
+    text = format_current_stacks()
     assert len(text) < 130 and text.endswith("\n  (more omitted)")
 
 
@@ -193,7 +193,7 @@ def test_calls_and_threads_of_this_package_take_a_line_or_none() -> None:
     users = StackReporter(asked_by_a_user, lambda number, text: None)
     try:
         wanted = f"in {asked_by_a_user.__name__}\n"
-        while wanted not in (text := current_stacks()):
+        while wanted not in (text := format_current_stacks()):
             time.sleep(0.001)
     finally:
         ended.set()

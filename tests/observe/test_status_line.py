@@ -17,7 +17,7 @@ import pytest
 
 from spark_estimator import HorovodRunner
 from spark_estimator.observe.progress import Progress
-from spark_estimator.observe.status_line import Log, ProgressDisplay, StatusLine, screen, status_text
+from spark_estimator.observe.status_line import Log, ProgressDisplay, StatusLine, find_screen, format_status
 from spark_estimator.observe.training_meter import TrainingReport
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,17 +109,19 @@ def reports(*seconds_steps_calls: tuple[float, int, int], waiting: float = 0.0) 
 
 
 def test_what_it_says() -> None:
-    assert status_text(4, {0, 2}, {}, {}) == "2 of 4 ranks up"
+    assert format_status(4, {0, 2}, {}, {}) == "2 of 4 ranks up"
     even = {0: reports((1, 10, 0), (3, 30, 0)), 1: reports((9, 10, 0), (11, 30, 0))}
-    assert status_text(2, {0, 1}, even, {0: 0.1, 1: 0.2}) == "2 of 2 ranks up; 10 steps/s"
+    assert format_status(2, {0, 1}, even, {0: 0.1, 1: 0.2}) == "2 of 2 ranks up; 10 steps/s"
     uneven = {0: reports((1, 0, 10), (3, 0, 30)), 1: reports((9, 0, 10), (11, 0, 20))}
-    text = status_text(2, {0, 1}, uneven, {0: 0.1, 1: 0.2})
+    text = format_status(2, {0, 1}, uneven, {0: 0.1, 1: 0.2})
     assert text == "2 of 2 ranks up; 5 collectives/s (rank 1) to 10"
     waits = {rank: reports((1, 0, 10), waiting=2.0) for rank in (0, 2)}
-    text = status_text(4, range(4), waits, {0: 1.0, 2: 5.0})
+    text = format_status(4, range(4), waits, {0: 1.0, 2: 5.0})
     assert text.endswith("up; 2 ranks wait for ranks 1, 3 since 7 s in allreduce 'x'")
     waits |= {rank: reports((1, 0, 10), waiting=2.0) for rank in (1, 3)}
-    assert "wait" not in status_text(4, range(4), waits, dict.fromkeys(range(4), 0.0)), "all wait, so for none of them"
+    assert "wait" not in format_status(4, range(4), waits, dict.fromkeys(range(4), 0.0)), (
+        "all wait, so for none of them"
+    )
 
 
 def horovodrun(tmp_path: Path, seconds: float) -> tuple[list[str], dict[str, str]]:
@@ -236,9 +238,9 @@ def test_a_log_gets_a_line_of_a_training_when_it_was_quiet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CI", "true")
-    assert screen() is None and screen(ProgressDisplay.OFF) is None
+    assert find_screen() is None and find_screen(ProgressDisplay.OFF) is None
     monkeypatch.setattr(Log, "interval", 0.3)
-    line = StatusLine.on_screen(1, ProgressDisplay.ANYWHERE)
+    line = StatusLine.open_on_screen(1, ProgressDisplay.ANYWHERE)
     assert line is not None
 
     def drawn(seconds: float) -> list[str]:
@@ -263,7 +265,7 @@ def test_a_log_gets_a_line_of_a_training_when_it_was_quiet(
     line.close()
     assert drawn(0.4) == []
     monkeypatch.setenv("SPARK_ESTIMATOR_STATUS_LINE", "0")
-    assert StatusLine.on_screen(1, ProgressDisplay.ANYWHERE) is None
+    assert StatusLine.open_on_screen(1, ProgressDisplay.ANYWHERE) is None
 
 
 def executed(source: str, folder: Path) -> tuple[list[Any], list[dict[str, str]]]:

@@ -19,10 +19,10 @@ class Engine:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def timeline_start(self, path: str, mark_cycles: bool) -> None:
+    def start_timeline(self, path: str, mark_cycles: bool) -> None:
         self.calls.append((path, mark_cycles))
 
-    def timeline_stop(self) -> None:
+    def stop_timeline(self) -> None:
         self.calls.append(("stop",))
 
 
@@ -37,7 +37,7 @@ class Engine:
     ],
 )
 def test_every_rank_has_a_file_of_its_own(path: str, rank: int, process_set: int, file: str) -> None:
-    assert timeline.file_of(path, rank, process_set) == file
+    assert timeline.make_rank_path(path, rank, process_set) == file
 
 
 def test_a_timeline_is_begun_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,11 @@ def test_a_pipe_is_opened_by_the_engine_alone(tmp_path: Path) -> None:
 
 
 def test_what_the_variable_asks_init_for() -> None:
-    assert [timeline.path_at_init(setting) for setting in ("", "DYNAMIC", "/tmp/t.json")] == [None, None, "/tmp/t.json"]
+    assert [timeline.get_path_at_init(setting) for setting in ("", "DYNAMIC", "/tmp/t.json")] == [
+        None,
+        None,
+        "/tmp/t.json",
+    ]
 
 
 def test_a_job_on_one_host_ends_with_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +105,7 @@ def test_a_clock_that_is_put_back_during_the_job_leaves_no_file_out(tmp_path: Pa
     stale = tmp_path / "t.rank2.json"
     for file in (path, stale):
         file.write_text("of an earlier job")
-    before = timeline.files_now(path)
+    before = timeline.snapshot_files(path)
     for file in (path, other):
         file.write_text("no trace")
         os.utime(file, (1, 1))

@@ -44,15 +44,15 @@ def test_what_is_no_report_is_refused(changed: dict[str, Any]) -> None:
 
 def test_an_epoch_with_validation() -> None:
     meter = TrainingMeter(2)
-    meter.step_done(10, 1.0)
+    meter.end_step(10, 1.0)
     assert meter.report() is None, "no epoch has begun"
     meter.begin_epoch(0, 4, step=1)
-    meter.step_done(10, 1.0)
-    meter.step_done(0, 9.0)
-    meter.step_done(5, 0.123456789)
+    meter.end_step(10, 1.0)
+    meter.end_step(0, 9.0)
+    meter.end_step(5, 0.123456789)
     assert meter.report() == TrainingReport(1, 2, TRAIN, 4, 4, 15, 0.123457, 15)
     meter.begin_validation(1)
-    meter.step_done(3, 2.0)
+    meter.end_step(3, 2.0)
     assert meter.report() == TrainingReport(1, 2, VALIDATION, 1, 1, 18, 2.0, 3)
     meter.end_epoch({"loss": 0.5, "val_loss": 2.0, "confusion": [[1, 2]], "accuracy": 0.25})
     meter.begin_epoch(1, 4)
@@ -63,12 +63,12 @@ def test_an_epoch_with_validation() -> None:
 def test_validation_within_an_epoch() -> None:
     meter = TrainingMeter(1)
     meter.begin_epoch(0, 4)
-    meter.step_done(10, 1.0)
+    meter.end_step(10, 1.0)
     meter.begin_validation(1)
-    meter.step_done(3, 2.0)
+    meter.end_step(3, 2.0)
     meter.end_validation()
     meter.end_validation()
-    meter.step_done(10, 0.5)
+    meter.end_step(10, 0.5)
     assert meter.report() == TrainingReport(1, 1, TRAIN, 2, 4, 23, 0.5, 20)
 
 
@@ -85,7 +85,7 @@ def test_the_longest_report_goes_through_a_pipe_in_one_piece() -> None:
     meter = TrainingMeter(10**9)
     for epoch in range(1234):
         meter.begin_epoch(epoch, 10**9)
-        meter.step_done(10**9, -1.23456e-100)
+        meter.end_step(10**9, -1.23456e-100)
         numbers = {f"{place}{'ü' * 1000}": -1.23456e-100 for place in range(20)}
         meter.end_epoch({"loss": -1.23456e-100, "val_loss": -1.23456e-100, **numbers})
     report = meter.report()

@@ -24,7 +24,7 @@ def test_the_loss_of_the_last_steps(sent: list[dict[str, Any]]) -> None:
     meter = TrainingMeter(2, StepRecorder(2, 3))
     meter.begin_epoch(0, 5)
     for loss in (4.0, 3.0, 2.0, 1.5, 1.0):  # means since the epoch began
-        meter.step_done(10, loss)
+        meter.end_step(10, loss)
     common = {"epoch": 0, "steps": 5, "ranks": 3}
     assert sent == [{**common, "step": 2, "rows": 20, "loss": 60.0}, {**common, "step": 4, "rows": 20, "loss": 0.0}]
 
@@ -34,7 +34,7 @@ def test_steps_are_counted_over_epochs(sent: list[dict[str, Any]]) -> None:
     for epoch in range(2):
         meter.begin_epoch(epoch, 2)
         for loss in (4.0, 3.0):
-            meter.step_done(10, loss)
+            meter.end_step(10, loss)
     assert [(record["epoch"], record["step"], record["rows"], record["loss"]) for record in sent] == [(1, 1, 10, 40.0)]
 
 
@@ -42,8 +42,8 @@ def test_an_epoch_that_continues(sent: list[dict[str, Any]]) -> None:
     meter = TrainingMeter(2, StepRecorder(2, 1))
     meter.begin_epoch(1, 8, 3, 30)
     for loss in (2.0, 2.0, 3.0):
-        meter.step_done(10, loss)
+        meter.end_step(10, loss)
     assert [(record["step"], record["rows"], record["loss"]) for record in sent] == [(6, 20, 100.0)]
     meter.begin_validation(4)
-    meter.step_done(10, 1.0)
+    meter.end_step(10, 1.0)
     assert len(sent) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from spark_estimator._native import Cipher
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.security.encrypted_stream import RECORD_BYTES, RECORD_OVERHEAD, Opener, Sealer, tunnel
+from spark_estimator.security.encrypted_stream import RECORD_BYTES, RECORD_OVERHEAD, Opener, Sealer, open_tunnel
 from spark_estimator.security.encryption import Session
 
 HERE = Session(Cipher.AES_128_GCM, b"a" * 32, b"\0" * 31 + b"b")
@@ -52,7 +52,7 @@ def test_what_was_tampered_with_is_refused_for_good(fault: str) -> None:
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Both ends of a tunnel, as its users have them."""
     wire = socket.socketpair()
-    here, there = tunnel(wire[0], HERE, "here"), tunnel(wire[1], THERE, "there")
+    here, there = open_tunnel(wire[0], HERE, "here"), open_tunnel(wire[1], THERE, "there")
     for sock in (here, there):
         sock.settimeout(60)
     yield here, there
@@ -81,7 +81,7 @@ def test_a_tunnel_carries_both_directions_to_their_ends(ends: tuple[socket.socke
 
 def test_a_tunnel_ends_at_the_first_bad_record(caplog: pytest.LogCaptureFixture) -> None:
     user, wire = socket.socketpair()
-    end = tunnel(user, HERE, "the connection with rank 3")
+    end = open_tunnel(user, HERE, "the connection with rank 3")
     end.settimeout(60)
     with wire, end:
         wire.sendall(Sealer(THERE).seal(b"good"))
@@ -94,12 +94,12 @@ def test_a_tunnel_ends_at_the_first_bad_record(caplog: pytest.LogCaptureFixture)
 def test_without_secrets_there_is_no_tunnel() -> None:
     here, there = socket.socketpair()
     with here, there:
-        assert tunnel(here, None, "plain") is here
+        assert open_tunnel(here, None, "plain") is here
 
 
 def test_a_forked_child_keeps_no_tunnel_open() -> None:
     wire = socket.socketpair()
-    here, there = tunnel(wire[0], HERE, "here"), tunnel(wire[1], THERE, "there")
+    here, there = open_tunnel(wire[0], HERE, "here"), open_tunnel(wire[1], THERE, "there")
     here.settimeout(60)
     stay, leave = os.pipe()
     child = os.fork()
@@ -141,7 +141,7 @@ def test_nothing_is_freed_before_the_process_ends() -> None:
 def use():  # after all finalizers that are called at exit
     data = bytes(100_000)
     assert opener.open(sealer.seal(data)) == data
-    assert pair.shared_secret(KeyPair().share)
+    assert pair.derive_shared_secret(KeyPair().share)
     print("used", flush=True)
 
 atexit.register(use)
@@ -154,7 +154,7 @@ sealer, opener, pair = Sealer(HERE), Opener(THERE), KeyPair()
 
 def test_tunnels_at_work_do_no_harm_at_the_end() -> None:
     busy = """
-from spark_estimator.security.encrypted_stream import tunnel
+from spark_estimator.security.encrypted_stream import open_tunnel
 
 def run(act, sock):
     try:
@@ -167,7 +167,7 @@ data = bytes(1 << 20)
 kept = []
 for _ in range(4):
     wire = socket.socketpair()
-    kept += [tunnel(wire[0], HERE, "here"), tunnel(wire[1], THERE, "there")]
+    kept += [open_tunnel(wire[0], HERE, "here"), open_tunnel(wire[1], THERE, "there")]
     for sock in kept[-2:]:
         for act in (lambda sock: sock.sendall(data) is None, lambda sock: sock.recv(1 << 20)):
             threading.Thread(target=run, args=(act, sock), daemon=True).start()
@@ -183,14 +183,14 @@ def test_what_was_sent_before_the_end_arrives() -> None:
     ours, theirs = socket.socketpair()
     child = program(
         """
-from spark_estimator.security.encrypted_stream import tunnel
-end = tunnel(socket.socket(fileno=int(sys.argv[1])), HERE, "here")
+from spark_estimator.security.encrypted_stream import open_tunnel
+end = open_tunnel(socket.socket(fileno=int(sys.argv[1])), HERE, "here")
 end.sendall(bytes(150_000))
 """,
         theirs.fileno(),
     )
     theirs.close()
-    end = tunnel(ours, THERE, "there")
+    end = open_tunnel(ours, THERE, "there")
     end.settimeout(60)
     with end:
         assert len(read_all(end)) == 150_000
@@ -202,8 +202,8 @@ def test_an_end_that_takes_nothing_does_not_hold_the_process() -> None:
     ours, theirs = socket.socketpair()
     child = program(
         """
-from spark_estimator.security.encrypted_stream import tunnel
-end = tunnel(socket.socket(fileno=int(sys.argv[1])), HERE, "here")
+from spark_estimator.security.encrypted_stream import open_tunnel
+end = open_tunnel(socket.socket(fileno=int(sys.argv[1])), HERE, "here")
 end.setblocking(False)
 try:
     while True:

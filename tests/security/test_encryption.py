@@ -16,20 +16,20 @@ import pytest
 from spark_estimator._native import Cipher
 from spark_estimator.errors import AuthenticationError, EncryptionUnavailableError
 from spark_estimator.security import encryption
-from spark_estimator.security.encryption import KeyPair, derive, libcrypto_path
+from spark_estimator.security.encryption import KeyPair, derive, find_libcrypto
 
 
 def test_two_pairs_share_a_secret() -> None:
     here, there, elsewhere = KeyPair(), KeyPair(), KeyPair()
-    secret = here.shared_secret(there.share)
-    assert secret == there.shared_secret(here.share) != elsewhere.shared_secret(here.share)
+    secret = here.derive_shared_secret(there.share)
+    assert secret == there.derive_shared_secret(here.share) != elsewhere.derive_shared_secret(here.share)
     assert len({pair.share for pair in (here, there, elsewhere)}) == 3
 
 
 @pytest.mark.parametrize("share", [bytes(32), b"\x01" + bytes(31), b"short", bytes(33)], ids=len)
 def test_an_unusable_share_is_refused(share: bytes) -> None:
     with pytest.raises(AuthenticationError, match="public key that can't be used"):
-        KeyPair().shared_secret(share)
+        KeyPair().derive_shared_secret(share)
 
 
 def test_secrets_depend_on_all_that_was_agreed_on() -> None:
@@ -46,10 +46,10 @@ def test_secrets_depend_on_all_that_was_agreed_on() -> None:
 def test_the_library_is_that_of_pythons_ssl_module() -> None:
     import ssl
 
-    assert os.path.isabs(libcrypto_path())
-    assert ctypes.CDLL(libcrypto_path()).OpenSSL_version_num() == ssl.OPENSSL_VERSION_NUMBER
+    assert os.path.isabs(find_libcrypto())
+    assert ctypes.CDLL(find_libcrypto()).OpenSSL_version_num() == ssl.OPENSSL_VERSION_NUMBER
     with open("/proc/self/maps") as maps:
-        assert libcrypto_path() in maps.read()
+        assert find_libcrypto() in maps.read()
 
 
 # OpenSSL's function in a library of another name, which is loaded before OpenSSL or after it.
@@ -67,26 +67,26 @@ def test_a_library_of_a_similar_name_is_not_taken(tmp_path: Path, name: str, fir
     subprocess.run(command, input=DECOY, text=True, check=True)
     program = (
         f"import _ssl, ctypes; ctypes.CDLL({str(decoy)!r})\n"
-        "from spark_estimator.security.encryption import KeyPair, libcrypto_path\n"
-        "print(libcrypto_path(), len(KeyPair().share))\n"
+        "from spark_estimator.security.encryption import KeyPair, find_libcrypto\n"
+        "print(find_libcrypto(), len(KeyPair().share))\n"
         f"assert {name!r} in open('/proc/self/maps').read()"
     )
     environment = {**os.environ, **({"LD_PRELOAD": str(decoy)} if first else {})}
     result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert (result.stdout, result.returncode) == (f"{libcrypto_path()} 32\n", 0), result.stderr
+    assert (result.stdout, result.returncode) == (f"{find_libcrypto()} 32\n", 0), result.stderr
 
 
 def test_a_library_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:
     wrong = os.path.join(tmp_path, "libcrypto.so.3")
     with open(wrong, "w") as file:
         file.write("not a library")
-    monkeypatch.setattr(encryption, "libcrypto_path", lambda: wrong)
-    encryption._libcrypto.cache_clear()
+    monkeypatch.setattr(encryption, "find_libcrypto", lambda: wrong)
+    encryption._load_libcrypto.cache_clear()
     with pytest.raises(EncryptionUnavailableError, match=f"{wrong} is not OpenSSL"):
         KeyPair()
     with pytest.raises(EncryptionUnavailableError, match="Install OpenSSL's library"):
         encryption.check_encryption()
-    encryption._libcrypto.cache_clear()
+    encryption._load_libcrypto.cache_clear()
 
 
 CONSTRUCTOR = """
@@ -112,7 +112,7 @@ from spark_estimator.errors import EncryptionUnavailableError
 from spark_estimator.security import encryption
 try:
     encryption.KeyPair()
-    print(encryption.libcrypto_path())
+    print(encryption.find_libcrypto())
 except EncryptionUnavailableError as error:
     print(error)
 """

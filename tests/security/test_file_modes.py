@@ -14,7 +14,7 @@ from spark_estimator.launch.log_relay.log_files import LogWriter
 from spark_estimator.observe import timeline
 from spark_estimator.security import file_modes
 from spark_estimator.store import FilesystemStore
-from spark_estimator.store.replacement import replaced_folder
+from spark_estimator.store.replacement import replace_folder
 from tests.collectives.conftest import single_engine
 
 __all__ = ["single_engine"]
@@ -39,7 +39,7 @@ def write_all(root: Path) -> None:
     with store.open(str(root / "store" / "data" / "part"), "wb") as file:
         file.write(b"x")
     for _ in range(2):
-        with replaced_folder(root / "model", overwrite=True) as folder:
+        with replace_folder(root / "model", overwrite=True) as folder:
             (folder / "metadata").mkdir()
             (folder / "metadata" / "part-00000").write_text("x")
 
@@ -83,7 +83,7 @@ def test_timelines_and_logs(tmp_path: Path, single_engine: Engine) -> None:
     timeline.start(single_engine, tmp_path / "timeline", 0)
     timeline.stop(single_engine)
     written = LogWriter(tmp_path / "logs", 0)
-    written.line("stdout", "text")
+    written.add_line("stdout", "text")
     written.close()
     assert set(modes(tmp_path).values()) == {"0o600", "0o700"} and len(modes(tmp_path)) == 3
 

@@ -15,7 +15,7 @@ from spark_estimator.launch.log_relay.log_files import LogWriter
 from spark_estimator.observe import timeline
 from spark_estimator.security.shared_folders import refuse_foreign
 from spark_estimator.store.filesystem import FilesystemStore
-from spark_estimator.store.replacement import replace_file, replaced_folder
+from spark_estimator.store.replacement import replace_file, replace_folder
 from tests.collectives.conftest import single_engine
 from tests.other_user import as_another_user
 
@@ -95,13 +95,13 @@ def test_a_file_of_another_user_or_with_a_second_name_is_refused(shared_folder: 
 
 def write_by_a_log(path: Path) -> None:
     writer = LogWriter(path, 0)
-    writer.line("stdout", "text")
+    writer.add_line("stdout", "text")
     writer.close()
     assert writer.error is None, writer.error
 
 
 def write_a_folder(path: Path) -> None:
-    with replaced_folder(path, overwrite=True) as folder:
+    with replace_folder(path, overwrite=True) as folder:
         (folder / "model").write_text("x")
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from spark_estimator.store.replacement import (
     discard_leftovers,
+    find_surviving_folder,
     replace_file,
-    replaced_folder,
-    surviving_folder,
+    replace_folder,
 )
 from tests.store.crashes import INTERRUPT, KILL, NO_EXCHANGE, at_each_call
 
@@ -25,7 +25,7 @@ OTHER_FAULTS = (INTERRUPT, "error=EIO", "error=ENOSPC")
 
 
 def write_folder(target: Path, content: str) -> None:
-    with replaced_folder(target, overwrite=True) as folder:
+    with replace_folder(target, overwrite=True) as folder:
         (folder / "sub").mkdir()
         for name in FILES:
             (folder / name).write_text(content)
@@ -33,7 +33,7 @@ def write_folder(target: Path, content: str) -> None:
 
 def content_of(target: Path) -> str:
     """Of all files alike."""
-    folder = surviving_folder(target, "b")
+    folder = find_surviving_folder(target, "b")
     contents = {(folder / name).read_text() for name in FILES}
     assert len(contents) == 1, contents
     return contents.pop()
@@ -116,9 +116,9 @@ def test_a_mount_cannot_be_replaced(small_disk: Path) -> None:
 
 def test_what_a_living_writer_writes_is_no_leftover(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with replaced_folder(target, overwrite=True) as first:
+    with replace_folder(target, overwrite=True) as first:
         (first / "b").write_text("first")
-        with replaced_folder(target, overwrite=True) as second:
+        with replace_folder(target, overwrite=True) as second:
             (second / "b").write_text("second")
         discard_leftovers(str(tmp_path))
         assert (target / "b").read_text() == "second"
@@ -164,9 +164,9 @@ def test_without_locks_a_clock_that_is_ahead_makes_nothing_a_leftover(
 
 def test_two_writers_at_a_new_name(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with pytest.raises(FileExistsError, match="meanwhile"), replaced_folder(target, overwrite=False) as first:
+    with pytest.raises(FileExistsError, match="meanwhile"), replace_folder(target, overwrite=False) as first:
         (first / "b").write_text("first")
-        with replaced_folder(target, overwrite=False) as second:
+        with replace_folder(target, overwrite=False) as second:
             (second / "b").write_text("second")
     assert (target / "b").read_text() == "second"
     assert os.listdir(tmp_path) == ["model"]

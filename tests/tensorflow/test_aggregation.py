@@ -24,7 +24,7 @@ def test_the_last_pass_of_a_step_reduces_and_applies(average: bool, expected: fl
     for step in range(2):
         for number in (1.0, 2.0):
             gradients = [tf.constant([number]), None, tf.constant(2 * number)]
-            results = aggregation.gradients(gradients, variables, reduce)
+            results = aggregation.add_gradients(gradients, variables, reduce)
             assert results[1] is None
             aggregation.apply(lambda results=results: applied.append(float(results[2])))
         assert reduced == [[expected, None, 2 * expected]] * (step + 1), "one reduction in each step"
@@ -34,7 +34,7 @@ def test_the_last_pass_of_a_step_reduces_and_applies(average: bool, expected: fl
 def test_between_the_steps_it_gives_the_sums_so_far() -> None:
     aggregation = Aggregation(3, average=True)
     variable = tf.Variable(0.0)
-    results = [aggregation.gradients([tf.constant(1.0)], [variable], lambda sums: sums) for _ in range(3)]
+    results = [aggregation.add_gradients([tf.constant(1.0)], [variable], lambda sums: sums) for _ in range(3)]
     assert [float(result) for [result] in results] == [1.0, 2.0, 1.0]
 
 
@@ -49,7 +49,7 @@ def test_in_a_graph() -> None:
         aggregation = Aggregation(2, average=False)
         weight = v1.get_variable("weight", initializer=0.0, use_resource=True)
         x = v1.placeholder(tf.float32, [])
-        [gradient] = aggregation.gradients([x], [weight], lambda sums: [10 * total for total in sums])
+        [gradient] = aggregation.add_gradients([x], [weight], lambda sums: [10 * total for total in sums])
         step = aggregation.apply(lambda: weight.assign_add(gradient).op)
         session.run(v1.global_variables_initializer())
         seen = []

@@ -15,7 +15,7 @@ def test_an_error_is_of_both_kinds_and_travels_as_ours() -> None:
     tf = pytest.importorskip("tensorflow")
     from spark_estimator import errors
     from spark_estimator._native import Status
-    from spark_estimator.tensorflow.failures import as_tensorflow_raises, both, status_of
+    from spark_estimator.tensorflow.failures import find_status, raise_as_tensorflow, to_tensorflow_error
 
     for error, kind, status in (
         (errors.MismatchError("a"), tf.errors.FailedPreconditionError, Status.MISMATCH),
@@ -24,14 +24,14 @@ def test_an_error_is_of_both_kinds_and_travels_as_ours() -> None:
         (ValueError("c"), tf.errors.InvalidArgumentError, Status.INVALID_ARGUMENT),
         (errors.PeerLostError("d"), tf.errors.UnknownError, Status.INTERNAL),
     ):
-        with pytest.raises(kind) as caught, as_tensorflow_raises():
+        with pytest.raises(kind) as caught, raise_as_tensorflow():
             raise error
         assert isinstance(caught.value, type(error)) and str(caught.value) == str(error)
-        assert status_of(error) is status
+        assert find_status(error) is status
         opened = pickle.loads(pickle.dumps(caught.value))
         assert type(opened) is type(error) and str(opened) == str(error)
-    assert type(both(KeyError("e"))) is KeyError
-    assert status_of(KeyError("e")) is Status.INTERNAL
+    assert type(to_tensorflow_error(KeyError("e"))) is KeyError
+    assert find_status(KeyError("e")) is Status.INTERNAL
 
 
 def test_what_each_mistake_raises(two_ranks: RankPool) -> None:
@@ -114,12 +114,12 @@ def test_every_type_of_horovods_operations(two_ranks: RankPool) -> None:
 
 def test_autograph_raises_an_error_as_it_is() -> None:
     tf = pytest.importorskip("tensorflow")
-    from spark_estimator.tensorflow.failures import both
+    from spark_estimator.tensorflow.failures import to_tensorflow_error
 
     @tf.function  # type: ignore[untyped-decorator,unused-ignore]
     def refused(x: Any) -> Any:
         if x.shape.rank == 1:
-            raise both(ValueError("root_rank=7"))
+            raise to_tensorflow_error(ValueError("root_rank=7"))
         return x
 
     for kind in (ValueError, tf.errors.InvalidArgumentError):

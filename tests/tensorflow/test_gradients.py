@@ -29,7 +29,7 @@ def checked(**arguments: Any) -> gradients.GradientOptions:
         "process_set": global_process_set,
         "scale_local_gradients": True,
     }
-    return gradients.exchange_of("the tape", **{**defaults, **arguments})
+    return gradients.make_options("the tape", **{**defaults, **arguments})
 
 
 def test_a_tape_s_gradients_go_as_one_on_one_host_and_in_buckets_between_hosts(two_ranks: RankPool) -> None:
@@ -101,20 +101,20 @@ def test_num_groups_is_deprecated() -> None:
     ],
 )
 def test_groups_are_reduced_as_one(groups: Any, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "_bucket_bytes", lambda: math.inf)
+    monkeypatch.setattr(gradients, "_choose_bucket_bytes", lambda: math.inf)
     variables = [tf.Variable([1.0]) for _ in range(5)]
     if not isinstance(groups, int):
         groups = [[variables[number] for number in group] for group in groups]
     dense = [(number, tf.constant([1.0]), None) for number in range(5)]
-    buckets = checked(groups=groups)._buckets(dense, variables)
+    buckets = checked(groups=groups)._plan_buckets(dense, variables)
     assert [[number for number, _, _ in bucket] for bucket in buckets] == expected
 
 
 def test_buckets_are_filled_from_the_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "_bucket_bytes", lambda: 12.0)
+    monkeypatch.setattr(gradients, "_choose_bucket_bytes", lambda: 12.0)
     variables = [tf.Variable([1.0]) for _ in range(5)]
     dense = [(number, tf.ones([count]), None) for number, count in enumerate((1, 2, 9, 1, 2))]
-    buckets = checked()._buckets(dense, variables)
+    buckets = checked()._plan_buckets(dense, variables)
     assert [[number for number, _, _ in bucket] for bucket in buckets] == [[4, 3], [2], [1, 0]]
 
 
@@ -123,4 +123,4 @@ def test_a_keras_variable_is_the_same_as_its_inner_variable() -> None:
         def __init__(self, value: Any) -> None:
             self.value = value
 
-    assert gradients.same(Wrapper(FIRST)) == gradients.same(FIRST) != gradients.same(tf.Variable(1.0))
+    assert gradients.identify(Wrapper(FIRST)) == gradients.identify(FIRST) != gradients.identify(tf.Variable(1.0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator._native import library_path
-from spark_estimator.errors import without_links
+from spark_estimator.errors import remove_links
 from tests.compat.interpreter import fresh
 
 
@@ -58,7 +58,7 @@ def test_a_tensorflow_whose_c_api_lacks_a_function(tmp_path: Path) -> None:
                 print(type(error).__name__, error)
         """
     )
-    eager, *lines = without_links(printed).splitlines()
+    eager, *lines = remove_links(printed).splitlines()
     assert eager == "2.0" and len(lines) == 2
     for line in lines:
         assert line.startswith("NativeLibraryError TensorFlow 2.") and "they work eagerly" in line

@@ -207,14 +207,14 @@ def test_what_a_collective_raises_in_a_graph(two_ranks: RankPool) -> None:
         import tensorflow as tf
 
         import spark_estimator.tensorflow as hvd
-        from spark_estimator.tensorflow.elastic import failure_of
+        from spark_estimator.tensorflow.elastic import find_failure
 
         with pytest.raises(hvd.HorovodInternalError):
             hvd.allreduce(tf.zeros([2 + rank]), name="eager")
         reduce = tf.function(lambda x: hvd.allreduce(x, name="graph"))
         with pytest.raises(tf.errors.FailedPreconditionError) as caught:
             reduce(tf.zeros([2 + rank]))
-        failure = failure_of(caught.value)
+        failure = find_failure(caught.value)
         assert float(tf.reduce_sum(reduce(tf.ones([2])))) == 2.0
         return [type(failure).__name__, str(failure)]
 
@@ -309,15 +309,15 @@ def test_copies_from_gpus_are_told_once(two_ranks: RankPool) -> None:
             mock.patch.object(nodes._log, "warning", warnings.append),
             mock.patch.object(nodes, "_warned_of_copies", False),
         ):
-            nodes._warn_of_copies([constant])  # no GPU here in any case
+            nodes._warn_about_copies([constant])  # no GPU here in any case
             assert nodes._warned_of_copies and not warnings
             nodes._warned_of_copies = False
             with mock.patch.object(tf.config, "get_visible_devices", lambda _: ["GPU:0"]):
-                nodes._warn_of_copies([constant])  # which is on the CPU
+                nodes._warn_about_copies([constant])  # which is on the CPU
                 assert not nodes._warned_of_copies and not warnings
                 with tf.Graph().as_default():  # its device is not known yet
                     for _ in range(2):
-                        nodes._warn_of_copies([tf.constant(1.0)])
+                        nodes._warn_about_copies([tf.constant(1.0)])
         assert len(warnings) == 1 and "copied through host memory" in warnings[0]
 
     two_ranks.run(check)
@@ -326,13 +326,13 @@ def test_copies_from_gpus_are_told_once(two_ranks: RankPool) -> None:
 def test_references_of_tensorflow_1_are_sent_by_value() -> None:
     """NVIDIA's BERT for TensorFlow 1 averages what ``assign_add`` returns."""
     tf = pytest.importorskip("tensorflow")
-    from spark_estimator.tensorflow.nodes import checked_tensor
+    from spark_estimator.tensorflow.nodes import check_tensor
 
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("sums", initializer=[1.0, 2.0], use_resource=False)
         reference = variable.assign_add([1.0, 1.0])
         assert reference.dtype != tf.float32
-        tensor = checked_tensor(reference, "allreduce")
+        tensor = check_tensor(reference, "allreduce")
         assert tensor.dtype == tf.float32
         with tf.compat.v1.Session() as session:
             session.run(variable.initializer)

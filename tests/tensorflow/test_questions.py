@@ -40,17 +40,17 @@ def test_a_graph_asks_again_in_another_job(two_ranks: RankPool) -> None:
         import tensorflow as tf
 
         import spark_estimator.tensorflow as hvd
-        from spark_estimator.tensorflow.questions import rank_of, size_of
+        from spark_estimator.tensorflow.questions import ask_rank, ask_size
 
         last = hvd.add_process_set([1])
 
         @tf.function
         def asked() -> Any:
-            return size_of(last, tf.float64), hvd.size_op(last.process_set_id)
+            return ask_size(last, tf.float64), hvd.size_op(last.process_set_id)
 
         answers: list[Any] = [(answer.dtype.name, float(answer)) for answer in asked()]
         if rank == 1:
-            answers.append(int(rank_of(last)))
+            answers.append(int(ask_rank(last)))
         hvd.shutdown()
         hvd.init(process_sets="dynamic")
         with pytest.raises(tf.errors.InvalidArgumentError, match="process_set_id=1 is not registered"):

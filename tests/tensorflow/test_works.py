@@ -67,11 +67,11 @@ def test_a_process_set_goes_by_its_ranks_where_they_are_registered(two_ranks: Ra
 
 
 def test_a_process_set_of_a_node() -> None:
-    assert works.process_set_of_node(0, "0,1") is global_process_set
-    assert works.ranks_text(global_process_set) == ""
-    stand_in = works.process_set_of_node(4, "2,5")
-    assert (stand_in.process_set_id, stand_in.ranks, works.ranks_text(stand_in)) == (4, [2, 5], "2,5")
-    assert works.ranks_text(works.process_set_of_node(4)) == ""
+    assert works.make_process_set(0, "0,1") is global_process_set
+    assert works.format_ranks(global_process_set) == ""
+    stand_in = works.make_process_set(4, "2,5")
+    assert (stand_in.process_set_id, stand_in.ranks, works.format_ranks(stand_in)) == (4, [2, 5], "2,5")
+    assert works.format_ranks(works.make_process_set(4)) == ""
 
 
 def test_every_op_on_arrays(two_ranks: RankPool) -> None:
@@ -82,7 +82,7 @@ def test_every_op_on_arrays(two_ranks: RankPool) -> None:
         from spark_estimator.tensorflow import works
 
         def run(op: str, *arrays: Any, **options: Any) -> list[Any]:
-            return works.on_arrays(works.GraphCollective(op, **options), op, arrays)
+            return works.run_on_arrays(works.GraphCollective(op, **options), op, arrays)
 
         x = numpy.array([1.0, 2.0]) * (rank + 1)
         results = [
@@ -94,7 +94,7 @@ def test_every_op_on_arrays(two_ranks: RankPool) -> None:
             *run(works.ALLTOALL, x, numpy.array([], numpy.int32)),
             *run(works.QUESTION, text="rank in set"),
         ]
-        text = works.agreement(["a line"], "the subject")
+        text = works.make_agreement(["a line"], "the subject")
         assert run(works.AGREE, text=text) == run(works.AGREE, text=text) == []
         with pytest.raises(ValueError, match="Unknown is not an op"):
             run("Unknown")
@@ -112,9 +112,9 @@ def test_an_agreement_that_fails_names_its_subject(two_ranks: RankPool) -> None:
         from spark_estimator.errors import MismatchError
         from spark_estimator.tensorflow import works
 
-        text = works.agreement([f"line of rank {rank}"], "the subject")
+        text = works.make_agreement([f"line of rank {rank}"], "the subject")
         with pytest.raises(MismatchError) as caught:
-            works.on_arrays(works.GraphCollective(works.AGREE, text=text), "compared", [])
+            works.run_on_arrays(works.GraphCollective(works.AGREE, text=text), "compared", [])
         return str(caught.value)
 
     for text in two_ranks.run(message):

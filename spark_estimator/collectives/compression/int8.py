@@ -36,12 +36,12 @@ _kept: weakref.WeakKeyDictionary[Engine, dict[object, NDArray[Any]]] = weakref.W
 _lock = threading.Lock()
 
 
-def wire_bytes(elements: int) -> int:
+def count_wire_bytes(elements: int) -> int:
     """Return how many bytes `elements` elements take between hosts: one each, and a float32 for each block."""
     return elements + 4 * math.ceil(elements / BLOCK)
 
 
-def residues(process_set: ProcessSet | None, keys: Sequence[object], forms: Sequence[Form]) -> tuple[int, ...]:
+def find_residues(process_set: ProcessSet | None, keys: Sequence[object], forms: Sequence[Form]) -> tuple[int, ...]:
     """Return addresses for `call.Call.residues`: of zeros at first, and of the rounding errors afterwards.
 
     Memory stays as long as the engine: a job's ranks begin with none after another ``init()``.
@@ -56,24 +56,24 @@ def residues(process_set: ProcessSet | None, keys: Sequence[object], forms: Sequ
     """
     engine = context.engine(process_set)
     with _lock:
-        kept = _kept.setdefault(engine, {})
+        by_key = _kept.setdefault(engine, {})
         addresses = []
         for key, (dtype, shape) in zip(keys, forms, strict=True):
             elements = math.prod(shape)
             if dtype is not DType.FLOAT32 or elements < LEAST_ELEMENTS:
                 addresses.append(0)
                 continue
-            residue = kept.get((key, elements))
+            residue = by_key.get((key, elements))
             if residue is None:
-                residue = kept[key, elements] = numpy.zeros(elements, numpy.float32)
+                residue = by_key[key, elements] = numpy.zeros(elements, numpy.float32)
             addresses.append(residue.ctypes.data)
         return tuple(addresses)
 
 
-def key_of(variable: Any) -> str:
+def make_key(variable: Any) -> str:
     """Return a key for the rounding error of a variable's gradients; unique for each object of this process."""
     with _lock:
-        known = _numbers.get(id(variable))
-        if known is None or known[0]() is not variable:
-            known = _numbers[id(variable)] = (weakref.ref(variable), next(_counter))
-        return f"{_PROCESS}.{known[1]}"
+        entry = _numbers.get(id(variable))
+        if entry is None or entry[0]() is not variable:
+            entry = _numbers[id(variable)] = (weakref.ref(variable), next(_counter))
+        return f"{_PROCESS}.{entry[1]}"

@@ -125,12 +125,12 @@ def tune(sock: socket.socket, silence_seconds: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def secrets_for_engine(session: Session | None) -> Encryption:
+def to_encryption(session: Session | None) -> Encryption:
     """Return the secrets of a connection in the engine's form; without secrets when it is not encrypted."""
     return Encryption() if session is None else Encryption.of(session.cipher, session.send, session.receive)
 
 
-def absent_error(
+def make_absent_error(
     rendezvous: Rendezvous, group: RankGroup, ranks: Sequence[int], what: str, settings: Settings
 ) -> PeerLostError:
     """Make the error for ranks of a group that did not connect in time; `what` describes what this rank saw of them."""

@@ -27,23 +27,28 @@ from spark_estimator.collectives.connections.connection import (
     DATA,
     Connection,
     RankGroup,
-    absent_error,
-    secrets_for_engine,
+    make_absent_error,
+    to_encryption,
     tune,
 )
 from spark_estimator.collectives.connections.late import LateConnections
-from spark_estimator.collectives.connections.outgoing import connect, data_connections
-from spark_estimator.collectives.connections.plan import control_peers, is_overlay, local_ranks, needed_descriptors
+from spark_estimator.collectives.connections.outgoing import connect, plan_data_connections
+from spark_estimator.collectives.connections.plan import (
+    count_descriptors,
+    find_control_peers,
+    find_local_ranks,
+    is_overlay,
+)
 from spark_estimator.collectives.connections.segments import close_descriptor, create_segment, exchange
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
-from spark_estimator.log import logger
-from spark_estimator.security.authentication import peer_credentials
+from spark_estimator.log import get_logger
+from spark_estimator.security.authentication import get_peer_credentials
 from spark_estimator.security.encryption import Session, check_encryption
 from spark_estimator.security.handshake_server import HandshakeServer
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class Connector:
         if self.rendezvous.encrypted:
             check_encryption()  # so that this rank is named, and not those that it can't answer
         group = RankGroup.job(len(self.rendezvous.peers)) if group is None else group
-        lacking = descriptors.shortage(needed_descriptors(self.rendezvous, group.ranks, settings))
+        lacking = descriptors.find_shortage(count_descriptors(self.rendezvous, group.ranks, settings))
         if lacking:
             raise HorovodInternalError(f"{group} on {self.rendezvous.own_name}: {lacking}")
         stage = round_, group.number
@@ -146,10 +151,10 @@ class Connector:
             self._over = max(self._over, (round_, group.number - 1))
             for stale in [connection for connection in self._sockets if connection.stage < stage]:
                 self._sockets.pop(stale)[0].close()
-        segment, late = -1, self._late_connections(round_, group, settings)
+        segment, late = -1, self._accept_late_connections(round_, group, settings)
         try:
-            segment = self._segment(settings, group)
-            outgoing = self._outgoing(round_, group, settings)
+            segment = self._create_segment(settings, group)
+            outgoing = self._plan_outgoing(round_, group, settings)
             connect(self.rendezvous, group, outgoing, self._tag, settings, deadline, self._keep)
             self._await_callers(round_, group, settings, deadline)
             peers = self._hand_over(round_, group, segment, settings, deadline)
@@ -242,18 +247,18 @@ class Connector:
             else:
                 self._sockets[connection] = sock, session
 
-    def _outgoing(self, round_: int, group: RankGroup, settings: Settings) -> list[Connection]:
+    def _plan_outgoing(self, round_: int, group: RankGroup, settings: Settings) -> list[Connection]:
         """Return the connections that this rank makes at the start of a stage."""
         own_rank, overlay = self._facts.rank, is_overlay(group.ranks, settings)
         outgoing = []
-        for rank in control_peers(self.rendezvous, group.ranks, settings):
+        for rank in find_control_peers(self.rendezvous, group.ranks, settings):
             if rank > own_rank:
                 outgoing.append(Connection(round_, own_rank, rank, CONTROL, group.number, overlay=overlay))
                 if not overlay:
-                    outgoing += data_connections(self.rendezvous, round_, group, rank, settings)
+                    outgoing += plan_data_connections(self.rendezvous, round_, group, rank, settings)
         return outgoing
 
-    def _late_connections(self, round_: int, group: RankGroup, settings: Settings) -> LateConnections | None:
+    def _accept_late_connections(self, round_: int, group: RankGroup, settings: Settings) -> LateConnections | None:
         """Accept an overlay's data connections from now on."""
         if not is_overlay(group.ranks, settings):
             return None
@@ -271,19 +276,21 @@ class Connector:
 
     def _await_callers(self, round_: int, group: RankGroup, settings: Settings, deadline: float) -> None:
         overlay = is_overlay(group.ranks, settings)
-        callers = [rank for rank in control_peers(self.rendezvous, group.ranks, settings) if rank < self._facts.rank]
+        callers = [
+            rank for rank in find_control_peers(self.rendezvous, group.ranks, settings) if rank < self._facts.rank
+        ]
         with self._changed:
             while True:
                 self._check_settings(round_, group, settings)
-                absent = self._incomplete(round_, group, callers, 1 if overlay else 2)
+                absent = self._find_incomplete(round_, group, callers, 1 if overlay else 2)
                 if not absent:
                     return
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    raise absent_error(self.rendezvous, group, absent, "did not connect", settings)
+                    raise make_absent_error(self.rendezvous, group, absent, "did not connect", settings)
                 if self._handshake_server.lacks_descriptors:
-                    why = descriptors.shortage_text(needed_descriptors(self.rendezvous, group.ranks, settings), 0)
-                    raise HorovodInternalError(f"{group} on {self.rendezvous.own_name}: {why}")
+                    reason = descriptors.describe_shortage(count_descriptors(self.rendezvous, group.ranks, settings), 0)
+                    raise HorovodInternalError(f"{group} on {self.rendezvous.own_name}: {reason}")
                 if self._is_over():
                     raise PeerLostError(
                         f"{group} on {self.rendezvous.own_name}: another rank was lost before all had connected."
@@ -303,7 +310,7 @@ class Connector:
                     f"{self.rendezvous.peers[connection.from_rank]}. Set it to the same value on all ranks."
                 )
 
-    def _incomplete(self, round_: int, group: RankGroup, callers: Sequence[int], fewest: int) -> list[int]:
+    def _find_incomplete(self, round_: int, group: RankGroup, callers: Sequence[int], fewest: int) -> list[int]:
         """Return the lower ranks that have not made all of their connections, of which each has at least `fewest`.
 
         With the lock held.
@@ -317,9 +324,9 @@ class Connector:
                     expected[connection.from_rank] = 1 + connection.parts
         return [rank for rank in callers if arrived[rank] < expected.get(rank, fewest)]
 
-    def _segment(self, settings: Settings, group: RankGroup) -> int:
+    def _create_segment(self, settings: Settings, group: RankGroup) -> int:
         """Create this rank's shared segment; return -1 if no peer could use it or memory cannot be allocated."""
-        local_size = len(local_ranks(self.rendezvous, group.ranks))
+        local_size = len(find_local_ranks(self.rendezvous, group.ranks))
         if local_size < 2 or not settings.shared_memory:
             return -1
         try:
@@ -350,7 +357,7 @@ class Connector:
             for sock, _ in sockets.values():
                 tune(sock, settings.silence_seconds)
             names = {
-                facts: _name_of(facts, links[facts.rank][0][0] if facts.rank in links else None, self._facts.rank)
+                facts: _name_peer(facts, links[facts.rank][0][0] if facts.rank in links else None, self._facts.rank)
                 for facts in others
             }
         except BaseException:
@@ -361,7 +368,7 @@ class Connector:
             raise
         # From here on nothing can fail: a descriptor without its socket would stay open.
         return tuple(
-            _peer_for_engine(
+            _make_peer(
                 group.ranks.index(facts.rank),
                 facts.rank,
                 links.get(facts.rank, []),
@@ -375,7 +382,7 @@ class Connector:
         self, group: RankGroup, controls: dict[int, socket.socket], segment: int, deadline: float
     ) -> dict[int, int]:
         """Return, by rank of this host, its segment, or -1."""
-        circle = local_ranks(self.rendezvous, group.ranks)
+        circle = find_local_ranks(self.rendezvous, group.ranks)
         links = {
             position: (self.rendezvous.peers[rank], controls[rank])
             for position, rank in enumerate(circle)
@@ -403,19 +410,19 @@ class Connector:
                 self._sockets.pop(connection)[0].close()
 
 
-def _peer_for_engine(
+def _make_peer(
     position: int, rank: int, link: Sequence[tuple[socket.socket, Session | None]], segment: int, name: str
 ) -> Peer:
     """Make the engine's form of a peer; `link`: its control connection and those for data, or nothing."""
     control, *data = [sock.detach() for sock, _ in link] or [-1]
-    secrets = [secrets_for_engine(session) for _, session in link]
+    secrets = [to_encryption(session) for _, session in link]
     return Peer.of(position, rank, control, data, segment, name, secrets[0] if secrets else None, secrets[1:])
 
 
-def _name_of(facts: PeerFacts, control: socket.socket | None, own_rank: int) -> str:
+def _name_peer(facts: PeerFacts, control: socket.socket | None, own_rank: int) -> str:
     """Return a peer's name until its engine reports it; with the process that has connected here, if known."""
     if control is not None and facts.rank < own_rank and control.family == socket.AF_UNIX:
-        credentials = peer_credentials(control)
+        credentials = get_peer_credentials(control)
         if credentials is not None:
             return f"{facts.host} (pid {credentials[0]})"
     return f"{facts.host} (started as pid {facts.pid})" if facts.pid else facts.host

@@ -14,12 +14,12 @@ _OF_A_PEER = 3  # two connections, and its segment
 _THREADS = 4  # the engine's, who answers peers, who shows stacks, and the timeline's
 
 
-def needed(ranks: int) -> int:
+def count_for_ranks(ranks: int) -> int:
     """Return how many file descriptors one rank of a group of `ranks` needs for it: also one for its own segment."""
-    return for_peers(_OF_A_PEER * (ranks - 1))
+    return count_for_peers(_OF_A_PEER * (ranks - 1))
 
 
-def for_peers(count: int) -> int:
+def count_for_peers(count: int) -> int:
     """Return how many file descriptors an engine needs with `count` for its peers: also one for its own segment."""
     return count + 1 + _OF_AN_ENGINE
 
@@ -29,7 +29,7 @@ def are_used_up(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-def shortage(count: int) -> str:
+def find_shortage(count: int) -> str:
     """Return why `count` file descriptors cannot be opened, as the end of a sentence; '' where they can."""
     opened: list[int] = []
     try:
@@ -37,7 +37,7 @@ def shortage(count: int) -> str:
             opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         # Any other error, such as a sandbox without /dev/null, is not about descriptors.
-        return shortage_text(count, len(opened)) if are_used_up(error) else ""
+        return describe_shortage(count, len(opened)) if are_used_up(error) else ""
     finally:
         for descriptor in opened:
             with suppress(OSError):
@@ -45,7 +45,7 @@ def shortage(count: int) -> str:
     return ""
 
 
-def shortage_text(count: int, available: int) -> str:
+def describe_shortage(count: int, available: int) -> str:
     """Describe that `count` file descriptors are needed and `available` are left, and what to do about it."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (
@@ -55,7 +55,7 @@ def shortage_text(count: int, available: int) -> str:
     )
 
 
-def thread_shortage() -> str:
+def find_thread_shortage() -> str:
     """Return why the threads of a rank cannot be started, as the end of a sentence; '' where they can."""
     over = threading.Event()
     started: list[threading.Thread] = []

@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_estimator._native import Peer
-from spark_estimator.collectives.connections.connection import Connection, RankGroup, secrets_for_engine, tune
-from spark_estimator.collectives.connections.outgoing import connect, data_connections
+from spark_estimator.collectives.connections.connection import Connection, RankGroup, to_encryption, tune
+from spark_estimator.collectives.connections.outgoing import connect, plan_data_connections
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.env import Settings
-from spark_estimator.errors import HorovodInternalError, without_links
-from spark_estimator.log import logger
+from spark_estimator.errors import HorovodInternalError, remove_links
+from spark_estimator.log import get_logger
 from spark_estimator.security.encryption import Session
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _AWAIT_SECONDS = 60
 _STOP_SECONDS = 5
 _FORK_WAITS_SECONDS = 1
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 _Sockets = dict[Connection, tuple[socket.socket, Session | None]]
 
@@ -86,11 +86,11 @@ class LateConnections:
                 sock.close()
                 return
             rank = connection.to_rank if connection.from_rank == own_rank else connection.from_rank
-            parts = self._arrived.setdefault(rank, {})
-            former = parts.pop(connection, None)
+            connections = self._arrived.setdefault(rank, {})
+            former = connections.pop(connection, None)
             if former is not None:  # the peer lost it half way and tried again
                 former[0].close()
-            parts[connection] = sock, session
+            connections[connection] = sock, session
             self._deliver(rank)
 
     def stop(self) -> None:
@@ -130,11 +130,11 @@ class LateConnections:
 
     def _deliver(self, rank: int) -> None:
         """Give the engine the connections with a rank, if there is one and all are there. With the lock held."""
-        parts = self._arrived[rank]
-        if self._engine is None or len(parts) < next(iter(parts)).parts:
+        connections = self._arrived[rank]
+        if self._engine is None or len(connections) < next(iter(connections)).parts:
             return
         del self._arrived[rank]
-        ordered = [parts[connection] for connection in sorted(parts)]
+        ordered = [connections[connection] for connection in sorted(connections)]
         try:
             for sock, _ in ordered:
                 tune(sock, self._settings.silence_seconds)
@@ -152,18 +152,18 @@ class LateConnections:
                 -1,
                 "",
                 None,
-                [secrets_for_engine(session) for _, session in ordered],
+                [to_encryption(session) for _, session in ordered],
             )
         )
 
     def _serve(self, engine: Engine) -> None:
         while not self._stopped.is_set():
             try:
-                wanted = engine.await_wanted_peer(_AWAIT_SECONDS)
+                position = engine.await_wanted_peer(_AWAIT_SECONDS)
                 positions = []
-                while wanted is not None:  # all that are wanted by now: a late rank does not delay these
-                    positions.append(wanted)
-                    wanted = engine.await_wanted_peer(0)
+                while position is not None:  # all that are wanted by now: a late rank does not delay these
+                    positions.append(position)
+                    position = engine.await_wanted_peer(0)
                 if positions:
                     self._connect(engine, positions)
             except HorovodInternalError as error:  # the engine's end is one
@@ -177,7 +177,7 @@ class LateConnections:
         connections = [
             connection
             for rank in ranks
-            for connection in data_connections(self._rendezvous, self._round, self._group, rank, self._settings)
+            for connection in plan_data_connections(self._rendezvous, self._round, self._group, rank, self._settings)
         ]
         deadline = time.monotonic() + self._settings.start_timeout_seconds
         failures: dict[int, Exception] = {}
@@ -197,4 +197,4 @@ class LateConnections:
             except Exception as error:  # for any reason: the operation that waits must end
                 rank = next(iter(failures), ranks[0])
                 with suppress(HorovodInternalError):
-                    engine.refuse_peer(self._group.ranks.index(rank), without_links(str(failures.get(rank, error))))
+                    engine.refuse_peer(self._group.ranks.index(rank), remove_links(str(failures.get(rank, error))))

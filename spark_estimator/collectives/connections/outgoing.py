@@ -9,26 +9,26 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from spark_estimator.collectives.connections import descriptors
-from spark_estimator.collectives.connections.connection import DATA, Connection, RankGroup, absent_error
-from spark_estimator.collectives.connections.plan import needed_descriptors
+from spark_estimator.collectives.connections.connection import DATA, Connection, RankGroup, make_absent_error
+from spark_estimator.collectives.connections.plan import count_descriptors
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.security import authentication
 from spark_estimator.security.authentication import RETRY_SECONDS, NotReadyError, RefusedError
 from spark_estimator.security.encryption import Session
 
 _MAX_THREADS = 16
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class _GoneError(Exception):
     """No process listens at the peer's address, at which it listened before it was started: its process has ended."""
 
 
-def data_connections(
+def plan_data_connections(
     rendezvous: Rendezvous, round_: int, group: RankGroup, rank: int, settings: Settings
 ) -> list[Connection]:
     """Return the data connections to make with a higher rank of a group."""
@@ -106,7 +106,7 @@ def connect(
         ended.set()
         raise
     if failed:
-        rank, error = _combined_error(rendezvous, group, failed, settings)
+        rank, error = _combine_errors(rendezvous, group, failed, settings)
         if failures is not None:
             failures.update({rank: error, **{other: failed[other] for other in failed if other != rank}})
         raise error
@@ -141,8 +141,8 @@ def _connect(
                 raise
             if descriptors.are_used_up(error):
                 # This process's own trouble: no peer is to blame, and waiting does not help.
-                why = descriptors.shortage_text(needed_descriptors(rendezvous, group.ranks, settings), 0)
-                raise HorovodInternalError(f"{group} on {rendezvous.own_name}: {why}") from error
+                reason = descriptors.describe_shortage(count_descriptors(rendezvous, group.ranks, settings), 0)
+                raise HorovodInternalError(f"{group} on {rendezvous.own_name}: {reason}") from error
             if time.monotonic() + RETRY_SECONDS >= deadline or stop.wait(RETRY_SECONDS):
                 raise PeerLostError(str(error)) from error
 
@@ -164,7 +164,7 @@ def _reach(own_facts: PeerFacts, peer: PeerFacts, settings: Settings, deadline: 
     return socket.create_connection((peer.address, peer.port), timeout=remaining)
 
 
-def _combined_error(
+def _combine_errors(
     rendezvous: Rendezvous, group: RankGroup, failures: dict[int, Exception], settings: Settings
 ) -> tuple[int, Exception]:
     """Return one error with all failures, and its rank; certain ones come before those that only timed out."""
@@ -179,6 +179,6 @@ def _combined_error(
             named_error.__cause__ = error
             return rank, named_error
     reasons = "; ".join(f"rank {rank}: {error}" for rank, error in sorted(failures.items()))
-    named_error = absent_error(rendezvous, group, sorted(failures), f"could not be reached ({reasons})", settings)
+    named_error = make_absent_error(rendezvous, group, sorted(failures), f"could not be reached ({reasons})", settings)
     named_error.__cause__ = failures[min(failures)]
     return min(failures), named_error

@@ -21,21 +21,21 @@ def is_overlay(ranks: Sequence[int], settings: Settings) -> bool:
     return len(ranks) > settings.mesh_ranks
 
 
-def neighbours(position: int, size: int) -> list[int]:
+def find_neighbours(position: int, size: int) -> list[int]:
     """Return the positions that `position` of `size` is connected with in an overlay, ascending."""
     positions = (ctypes.c_int32 * _native.MOST_NEIGHBOURS)()
     count = _native.library().se_neighbours(position, size, positions)
     return positions[:count]
 
 
-def local_ranks(rendezvous: Rendezvous, ranks: Sequence[int]) -> list[int]:
+def find_local_ranks(rendezvous: Rendezvous, ranks: Sequence[int]) -> list[int]:
     """Return the ranks, of `ranks`, that can share memory with this rank, which is one of them; in the same order."""
     peers = rendezvous.peers
     own_facts = peers[rendezvous.rank]
     return [rank for rank in ranks if rank == own_facts.rank or peers[rank].shares_with(own_facts)]
 
 
-def control_peers(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> list[int]:
+def find_control_peers(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> list[int]:
     """Return the ranks of a group with which this one, also of it, has a control connection; in the group's order.
 
     In an overlay these are its neighbours, and those on the circle of the ranks of its host, which pass segments
@@ -45,12 +45,12 @@ def control_peers(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settin
     if not is_overlay(ranks, settings):
         return [rank for rank in ranks if rank != own_rank]
     connected: set[int] = set()
-    for circle in (ranks, local_ranks(rendezvous, ranks)):
-        connected.update(circle[position] for position in neighbours(circle.index(own_rank), len(circle)))
+    for circle in (ranks, find_local_ranks(rendezvous, ranks)):
+        connected.update(circle[position] for position in find_neighbours(circle.index(own_rank), len(circle)))
     return [rank for rank in ranks if rank in connected]
 
 
-def needed_descriptors(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> int:
+def count_descriptors(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> int:
     """Return how many file descriptors this rank needs for a group of ranks, if the others have the same settings.
 
     In an overlay that includes as many data connections as allreduces, broadcasts and allgathers use.
@@ -58,11 +58,11 @@ def needed_descriptors(rendezvous: Rendezvous, ranks: Sequence[int], settings: S
     Numbers that no rank has count as ranks of this host; such a group is refused by its caller.
     """
     peers = rendezvous.peers
-    known = [rank for rank in ranks if 0 <= rank < len(peers)]
-    if is_overlay(ranks, settings) and rendezvous.rank in known:
-        segments = len(local_ranks(rendezvous, known)) - 1
+    members = [rank for rank in ranks if 0 <= rank < len(peers)]
+    if is_overlay(ranks, settings) and rendezvous.rank in members:
+        segments = len(find_local_ranks(rendezvous, members)) - 1
         data = 2 * len(ranks).bit_length() * settings.connections
-        return descriptors.for_peers(len(control_peers(rendezvous, known, settings)) + segments + data)
+        return descriptors.count_for_peers(len(find_control_peers(rendezvous, members, settings)) + segments + data)
     own_host = peers[rendezvous.rank].host_id
-    elsewhere = sum(peers[rank].host_id != own_host for rank in known)
-    return descriptors.needed(len(ranks)) + (settings.connections - 1) * elsewhere
+    elsewhere = sum(peers[rank].host_id != own_host for rank in members)
+    return descriptors.count_for_ranks(len(ranks)) + (settings.connections - 1) * elsewhere

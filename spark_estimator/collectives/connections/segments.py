@@ -112,14 +112,14 @@ class _Sending:
     def take_ready(self) -> None:
         answer = self.link.recv(1)
         if answer != _READY:
-            raise _failure_of(self.link, answer)
+            raise _read_failure(self.link, answer)
         self.is_awaited = False
 
     def send(self) -> bool:
         """Send some segments; False if that must wait, as too many descriptors are sent and not received."""
-        part = self.unsent[:_MOST_AT_ONCE]
-        flags = b"".join(_HAS_NONE if fd < 0 else _HAS_SEGMENT for fd in part)
-        passed = [fd for fd in part if fd >= 0]
+        batch = self.unsent[:_MOST_AT_ONCE]
+        flags = b"".join(_HAS_NONE if fd < 0 else _HAS_SEGMENT for fd in batch)
+        passed = [fd for fd in batch if fd >= 0]
         try:
             if passed:
                 socket.send_fds(self.link, [flags], passed)
@@ -130,7 +130,7 @@ class _Sending:
             if error.errno in (errno.ETOOMANYREFS, errno.EAGAIN):
                 return False
             raise
-        del self.unsent[: len(part)]
+        del self.unsent[: len(batch)]
         return True
 
 
@@ -151,7 +151,7 @@ class _Receiving:
         flags, fds = receive_descriptors(self.link, min(self.missing, _MOST_AT_ONCE))
         remaining = iter(fds)
         if flags.startswith(_FAILED):
-            raise _failure_of(self.link, flags)
+            raise _read_failure(self.link, flags)
         self.segments += [next(remaining, -1) if flag == _HAS_SEGMENT[0] else -1 for flag in flags]
         self.missing -= len(flags)
 
@@ -161,25 +161,25 @@ def _run(sending: _Sending, receiving: _Receiving, deadline: float) -> None:
     for link in (sending.link, receiving.link):
         link.setblocking(False)
     if not receiving.done:
-        with _naming(receiving.peer):
+        with _name_peer_in_errors(receiving.peer):
             receiving.link.send(_READY)
     while not (sending.done and receiving.done):
         is_paused = False
         if not sending.done and not sending.is_awaited:
-            with _naming(sending.peer):
+            with _name_peer_in_errors(sending.peer):
                 is_paused = not sending.send()
             if not is_paused:
                 continue
         readable = _await_any(sending, receiving, _PAUSE_SECONDS if is_paused else deadline - time.monotonic())
         if sending.is_awaited and sending.link in readable:
-            with _naming(sending.peer):
+            with _name_peer_in_errors(sending.peer):
                 sending.take_ready()
             continue  # over the same connection its segments follow
         if not receiving.done and receiving.link in readable:
-            with _naming(receiving.peer):
+            with _name_peer_in_errors(receiving.peer):
                 receiving.receive()
         if not readable and time.monotonic() >= deadline:
-            with _naming(sending.peer if receiving.done else receiving.peer):
+            with _name_peer_in_errors(sending.peer if receiving.done else receiving.peer):
                 raise TimeoutError("timed out")
 
 
@@ -195,7 +195,7 @@ def _await_any(sending: _Sending, receiving: _Receiving, seconds: float) -> list
     return [link for link in awaited if link.fileno() in ready]
 
 
-def _failure_of(link: socket.socket, begin: bytes) -> Exception:
+def _read_failure(link: socket.socket, begin: bytes) -> Exception:
     """Return the error of a peer that sent other bytes than it was expected to; `begin`: the first of them."""
     if not begin.startswith(_FAILED):
         return ConnectionResetError("it was closed" if not begin else f"it sent {begin!r}")
@@ -236,7 +236,7 @@ def receive_descriptors(control: socket.socket, count: int) -> tuple[bytes, list
 
 
 @contextmanager
-def _naming(peer: PeerFacts) -> Iterator[None]:
+def _name_peer_in_errors(peer: PeerFacts) -> Iterator[None]:
     """Turn a system error into one that names the peer."""
     try:
         yield

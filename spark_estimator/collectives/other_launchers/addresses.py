@@ -14,11 +14,11 @@ _SIOCGIFADDR = 0x8915
 _BACKLOG = 4096
 
 
-def own_addresses() -> list[str]:
+def find_own_addresses() -> list[str]:
     """Return the addresses of this host's interfaces, the default route's first; loopback's if there is no other."""
-    default = _default_interface()
+    default = _find_default_interface()
     names = sorted((name for _, name in socket.if_nameindex()), key=lambda name: name != default)
-    addresses = [address for name in names for address in (*_version_4(name), *_version_6(name))]
+    addresses = [address for name in names for address in (*_find_version_4(name), *_find_version_6(name))]
     return addresses or ["127.0.0.1"]
 
 
@@ -32,11 +32,11 @@ def listen(choices: Sequence[Sequence[str]], ports: Sequence[int]) -> list[socke
     for addresses in choices:
         for port in ports:
             with contextlib.suppress(OSError):
-                return _listening(addresses, port)
+                return _open_listeners(addresses, port)
     return []
 
 
-def _listening(addresses: Sequence[str], port: int) -> list[socket.socket]:
+def _open_listeners(addresses: Sequence[str], port: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         for address in addresses:
@@ -53,7 +53,7 @@ def _listening(addresses: Sequence[str], port: int) -> list[socket.socket]:
     return listeners
 
 
-def address_of(interface: str) -> str | None:
+def find_address(interface: str) -> str | None:
     """Return the IPv4 address of a network interface; None if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
         answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
@@ -61,12 +61,12 @@ def address_of(interface: str) -> str | None:
     return None
 
 
-def _version_4(interface: str) -> list[str]:
-    address = address_of(interface)
+def _find_version_4(interface: str) -> list[str]:
+    address = find_address(interface)
     return [] if address is None or ipaddress.ip_address(address).is_loopback else [address]
 
 
-def _version_6(interface: str) -> list[str]:
+def _find_version_6(interface: str) -> list[str]:
     """Return those of global scope: a link-local address means nothing on another host."""
     addresses = []
     with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ def _version_6(interface: str) -> list[str]:
     return addresses
 
 
-def _default_interface() -> str:
+def _find_default_interface() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/route").read_text().splitlines()[1:]:
             fields = line.split()

@@ -41,7 +41,7 @@ class FileBoard(NoticeBoard):
     """
 
     def __init__(self, parent: str, name: str, key: bytes | None) -> None:
-        self._folder = own_folder(parent)
+        self._folder = make_own_folder(parent)
         self._path = os.path.join(self._folder, f"{name}.json")
         self._key = key
         self._published = b""
@@ -88,7 +88,7 @@ class FileBoard(NoticeBoard):
             return None  # not one that this version writes
         return Notice(places, key)
 
-    def rival(self) -> Notice | None:
+    def find_rival(self) -> Notice | None:
         """Return the notice by which another rank 0 has replaced this one's."""
         return None if _read(self._path) == self._published else self.find()
 
@@ -109,7 +109,7 @@ class FileBoard(NoticeBoard):
                     _remove_unlocked(os.path.join(self._folder, name))
 
 
-def key_in(path: str) -> str:
+def read_key(path: str) -> str:
     """Return the secret that a user keeps in a file.
 
     Raises:
@@ -132,7 +132,7 @@ def key_in(path: str) -> str:
         ) from error
 
 
-def host_folder() -> str:
+def find_host_folder() -> str:
     """Return the folder of this host in which the user's own folder is."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     with contextlib.suppress(OSError):
@@ -141,13 +141,13 @@ def host_folder() -> str:
     return tempfile.gettempdir()
 
 
-def own_folder(parent: str) -> str:
+def make_own_folder(parent: str) -> str:
     """Return this user's own folder in `parent`, made if missing; the same in all processes of a job on this host.
 
     Raises:
         ForeignLauncherError: it can't be made, or is this user's and isn't private.
     """
-    for path in _candidates(parent):
+    for path in _list_candidates(parent):
         made = True
         try:
             try:
@@ -177,7 +177,7 @@ def own_folder(parent: str) -> str:
     raise AssertionError("there is always another name")
 
 
-def _candidates(parent: str) -> Iterator[str]:
+def _list_candidates(parent: str) -> Iterator[str]:
     """Yield paths for this user's own folder, in the order in which all processes try them.
 
     The first is one that is this user's already: other users can neither make nor remove it in a shared folder,

@@ -11,20 +11,26 @@ from typing import Any
 
 from spark_estimator import __version__
 from spark_estimator.collectives import rendezvous as rendezvous_module
-from spark_estimator.collectives.other_launchers.addresses import listen, own_addresses
-from spark_estimator.collectives.other_launchers.files import FileBoard, host_folder, key_in, own_folder
-from spark_estimator.collectives.other_launchers.launchers import ForeignJob, foreign_job
-from spark_estimator.collectives.other_launchers.notices import AgreedBoard, Notice, NoticeBoard, file_name, first_key
+from spark_estimator.collectives.other_launchers.addresses import find_own_addresses, listen
+from spark_estimator.collectives.other_launchers.files import FileBoard, find_host_folder, make_own_folder, read_key
+from spark_estimator.collectives.other_launchers.launchers import ForeignJob, find_foreign_job
+from spark_estimator.collectives.other_launchers.notices import (
+    AgreedBoard,
+    Notice,
+    NoticeBoard,
+    derive_key,
+    make_file_name,
+)
 from spark_estimator.collectives.other_launchers.rank_locks import RankLocks
 from spark_estimator.collectives.other_launchers.rendezvous_server import JobTerms, RendezvousServer, join_server
 from spark_estimator.collectives.other_launchers.watch import Watch
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, JOB_KEY_VARIABLE, JOINED_VARIABLE, Settings
 from spark_estimator.errors import ForeignLauncherError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.security.encryption import Policy, check_encryption
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 _HOME = "~/.spark_estimator/jobs"
 _KEY_FILE = "~/.spark_estimator/job_key"
@@ -41,12 +47,12 @@ def has_joined() -> bool:
     return _joined is not None
 
 
-def joined_ranks() -> tuple[int, ...] | None:
+def find_joined_ranks() -> tuple[int, ...] | None:
     """Return the launcher's numbers of the ranks with which this process has joined, for `make_rendezvous`."""
     return _joined
 
 
-def rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendezvous | None:
+def make_rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendezvous | None:
     """Return the rendezvous by which this process is a rank of its launcher's job; None if no launcher started it as
     one of several. All processes of the job call it, or all of `ranks`; it blocks until they do. A later call
     with the same ranks gives the same rendezvous.
@@ -62,13 +68,13 @@ def rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendez
         ValueError: this process is not one of `ranks`, or a variable cannot be used.
     """
     global _joined
-    job = foreign_job()
+    job = find_foreign_job()
     if job is None:
         return None
-    rank = _checked(job)
+    rank = _check_job(job)
     members = tuple(range(job.size)) if ranks is None else tuple(ranks)
     if members == _joined:
-        return rendezvous_module.current()
+        return rendezvous_module.find_current()
     if _joined is None and os.environ.get(JOINED_VARIABLE) == job.mark:
         raise ForeignLauncherError(
             f"init(): this process was started by a rank, {job.process}, and is none itself. Run collectives in the "
@@ -81,14 +87,14 @@ def rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> Rendez
             f"init(comm={list(members)}): this process is {job.process}. List different ranks of 0 to {job.size - 1}, "
             "this one among them: each rank gives the list of the job that it is in."
         )
-    joined = _met(job, settings, members, members.index(rank)) if len(members) > 1 else None
+    joined = _exchange_addresses(job, settings, members, members.index(rank)) if len(members) > 1 else None
     rendezvous_module.set_current(joined)
     _joined = members
     os.environ[JOINED_VARIABLE] = job.mark
     return joined
 
 
-def _checked(job: ForeignJob) -> int:
+def _check_job(job: ForeignJob) -> int:
     """Return this process's rank. Raises ForeignLauncherError if the job can't be joined."""
     if not job.joins:
         problem = "spark_estimator can't join such a job: each process would train alone"
@@ -104,27 +110,27 @@ def _checked(job: ForeignJob) -> int:
     )
 
 
-def _met(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: int) -> Rendezvous:
+def _exchange_addresses(job: ForeignJob, settings: Settings, members: tuple[int, ...], rank: int) -> Rendezvous:
     encrypted = settings.encryption == Policy.REQUIRE.value and not job.one_host
     if encrypted:
         check_encryption()  # so that this rank is named
     terms = JobTerms(len(members), __version__, encrypted)
-    board = _board(job, settings, members)
-    locks = _own_locks(job, members)
+    board = _make_board(job, settings, members)
+    locks = _open_own_locks(job, members)
     try:
         watch = Watch(job, locks, members[0], whole=len(members) == job.size)
         if rank > 0:
-            find = _finder(board, job, settings, members)
+            find = _make_finder(board, job, settings, members)
             return join_server(find, board.where, rank, terms, settings.start_timeout_seconds, job.one_host, watch)
-        return _gathered(job, board, terms, settings, watch)
+        return _gather_ranks(job, board, terms, settings, watch)
     except BaseException:
         locks.release()
         raise
 
 
-def _gathered(job: ForeignJob, board: NoticeBoard, terms: JobTerms, settings: Settings, watch: Watch) -> Rendezvous:
+def _gather_ranks(job: ForeignJob, board: NoticeBoard, terms: JobTerms, settings: Settings, watch: Watch) -> Rendezvous:
     """Collect the addresses of all ranks, as rank 0."""
-    listeners = listen(_addresses(job, board), board.ports)
+    listeners = listen(_choose_addresses(job, board), board.ports)
     if not listeners:
         raise ForeignLauncherError(f"init(): rank 0 can't listen at {board.where}: all of them are taken.")
     try:
@@ -135,26 +141,26 @@ def _gathered(job: ForeignJob, board: NoticeBoard, terms: JobTerms, settings: Se
         raise
     server = RendezvousServer(listeners, key, terms, job.process, board.where)
     try:
-        check = watch.gathering(board, terms)
+        check = watch.make_gathering_check(board, terms)
         return server.gather(settings.start_timeout_seconds, "127.0.0.1" if job.one_host else "", check)
     finally:
         server.close()
         board.close()
 
 
-def _own_locks(job: ForeignJob, members: tuple[int, ...]) -> RankLocks:
+def _open_own_locks(job: ForeignJob, members: tuple[int, ...]) -> RankLocks:
     """Return the locks to the ranks of this job, kept until this process ends."""
     global _locks
     if _locks is not None:
         _locks.release()
     folder = None
     with suppress(ForeignLauncherError):  # not private: then only these checks are missing
-        folder = own_folder(host_folder()) if job.identity else None
+        folder = make_own_folder(find_host_folder()) if job.identity else None
     _locks = RankLocks(folder, f"{job.identity} ranks {members if len(members) < job.size else 'all'}")
     return _locks
 
 
-def _finder(
+def _make_finder(
     board: NoticeBoard, job: ForeignJob, settings: Settings, members: tuple[int, ...]
 ) -> Callable[[], Notice | None]:
     """Find rank 0's notice, also where rank 0 leaves it if its variables count the hosts differently: the ranks then
@@ -162,9 +168,9 @@ def _finder(
     """
     boards = [board]
     with suppress(ForeignLauncherError):
-        other = foreign_job(one_host=not job.one_host)
+        other = find_foreign_job(one_host=not job.one_host)
         if other is not None:
-            boards.append(_board(other, settings, members))
+            boards.append(_make_board(other, settings, members))
     began = time.monotonic()
 
     def find() -> Notice | None:
@@ -175,24 +181,24 @@ def _finder(
     return find
 
 
-def _addresses(job: ForeignJob, board: NoticeBoard) -> list[list[str]]:
+def _choose_addresses(job: ForeignJob, board: NoticeBoard) -> list[list[str]]:
     """Return the addresses of the server: each entry is tried before the next."""
     if job.one_host:
         return [["127.0.0.1"]]
-    return [[board.address], own_addresses()] if board.address else [own_addresses()]
+    return [[board.address], find_own_addresses()] if board.address else [find_own_addresses()]
 
 
-def _board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> NoticeBoard:
+def _make_board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> NoticeBoard:
     whole = members == tuple(range(job.size))
     identity = (job.identity or job.launcher) + ("" if whole else f" ranks {members}")
-    name = file_name(identity)
-    key = _users_key(job, settings, identity)
+    name = make_file_name(identity)
+    key = _read_users_key(job, settings, identity)
     if job.one_host:
-        return FileBoard(host_folder(), name, key)
+        return FileBoard(find_host_folder(), name, key)
     if key is not None and job.master and 0 in members[:1]:
         return AgreedBoard(job.master, key)
     if settings.job_folder:
-        return _shared(FileBoard(settings.job_folder, name, key))
+        return _mark_shared(FileBoard(settings.job_folder, name, key))
     home = os.path.expanduser(_HOME)
     if job.identity and home.startswith("/"):
         try:
@@ -200,7 +206,7 @@ def _board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> Not
         except OSError:
             pass
         else:
-            return _shared(FileBoard(home, name, key))
+            return _mark_shared(FileBoard(home, name, key))
     raise ForeignLauncherError(
         f"init(): this process is {job.process}, on several hosts, and rank 0 has no way to give the others its "
         "address and the job's key. Set one of these for all processes: SPARK_ESTIMATOR_JOB_FOLDER, a folder that all "
@@ -210,7 +216,7 @@ def _board(job: ForeignJob, settings: Settings, members: tuple[int, ...]) -> Not
     )
 
 
-def _users_key(job: ForeignJob, settings: Settings, identity: str) -> bytes | None:
+def _read_users_key(job: ForeignJob, settings: Settings, identity: str) -> bytes | None:
     """Return the key that the user has set for this job; None if there is none."""
     if settings.job_key:
         if job.sends_environment and not job.one_host and job.rank == 0:
@@ -221,14 +227,14 @@ def _users_key(job: ForeignJob, settings: Settings, identity: str) -> bytes | No
                 job.launcher,
                 JOB_KEY_VARIABLE,
             )
-        return first_key(settings.job_key, identity)
+        return derive_key(settings.job_key, identity)
     path = settings.job_key_file or os.path.expanduser(_KEY_FILE)
     if settings.job_key_file or (not job.one_host and os.path.exists(path)):
-        return first_key(key_in(path), identity, path)
+        return derive_key(read_key(path), identity, path)
     return None
 
 
-def _shared(board: FileBoard) -> FileBoard:
+def _mark_shared(board: FileBoard) -> FileBoard:
     board.where += (
         ", in a folder that all hosts must share. Where they share none, set MASTER_ADDR and keep a key in "
         "~/.spark_estimator/job_key on every host; SPARK_ESTIMATOR_JOB_FOLDER names another folder"
@@ -236,7 +242,7 @@ def _shared(board: FileBoard) -> FileBoard:
     return board
 
 
-def ranks_of(comm: Any) -> tuple[int, ...] | None:
+def to_ranks(comm: Any) -> tuple[int, ...] | None:
     """Return the launcher's numbers of the ranks that ``init(comm=...)`` means; None for all.
 
     Args:

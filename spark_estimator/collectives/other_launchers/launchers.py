@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 _LOOPBACK = ("localhost", "127.", "::1", "ip6-localhost")
 # mpiexec's process on each host, under which its ranks run, perhaps with a shell in between.
@@ -139,7 +139,7 @@ class ForeignJob:
         return f"{self.rank}/{self.size} {self.identity}"
 
 
-def foreign_job(environ: Mapping[str, str] | None = None, *, one_host: bool | None = None) -> ForeignJob | None:
+def find_foreign_job(environ: Mapping[str, str] | None = None, *, one_host: bool | None = None) -> ForeignJob | None:
     """Return the job of several processes that the environment shows; None if it shows none.
 
     Args:
@@ -149,27 +149,27 @@ def foreign_job(environ: Mapping[str, str] | None = None, *, one_host: bool | No
     """
     environ = os.environ if environ is None else environ
     for launcher in _LAUNCHERS:
-        size, rank = _number(environ, launcher.size), _number(environ, launcher.rank)
+        size, rank = _read_number(environ, launcher.size), _read_number(environ, launcher.rank)
         several = size is not None and (size > 1 or (size == 1 and rank is not None and rank > 0))
         if size is not None and several and (not launcher.required or environ.get(launcher.required, "").strip()):
-            here = _on_one_host(launcher, environ, size) if one_host is None else one_host
+            here = _is_on_one_host(launcher, environ, size) if one_host is None else one_host
             return ForeignJob(
                 launcher.name, launcher.size, size, rank, launcher.joins, here,
-                _identity(launcher, environ, here), environ.get("MASTER_ADDR", "").strip(),
-                launcher.sends_environment, launcher.rank, _local_size(launcher, environ),
-                _number(environ, launcher.hosts), launcher.required != launcher.rank,
+                _find_identity(launcher, environ, here), environ.get("MASTER_ADDR", "").strip(),
+                launcher.sends_environment, launcher.rank, _find_local_size(launcher, environ),
+                _read_number(environ, launcher.hosts), launcher.required != launcher.rank,
             )  # fmt: skip
-    return _sagemaker_job(environ)
+    return _find_sagemaker_job(environ)
 
 
-def launcher_variables() -> set[str]:
+def list_launcher_variables() -> set[str]:
     """Return the variables by which `find_foreign_job` decides."""
     return {name for launcher in _LAUNCHERS for name in (launcher.size, launcher.rank, launcher.local_size) if name}
 
 
-def warn_of_all_rows(reader: str) -> None:
+def warn_about_all_rows(reader: str) -> None:
     """Warns if one process of a job of several reads all rows, because it hasn't called ``init()``."""
-    job = foreign_job()
+    job = find_foreign_job()
     if job is not None:
         _log.warning(
             "%s reads all rows, but this process is %s. To read an equal share of the rows in each process, call "
@@ -179,60 +179,60 @@ def warn_of_all_rows(reader: str) -> None:
         )
 
 
-def _on_one_host(launcher: _Launcher, environ: Mapping[str, str], size: int) -> bool:
-    if launcher.local_size and _number(environ, launcher.local_size) is not None:
-        return _number(environ, launcher.local_size) == size
+def _is_on_one_host(launcher: _Launcher, environ: Mapping[str, str], size: int) -> bool:
+    if launcher.local_size and _read_number(environ, launcher.local_size) is not None:
+        return _read_number(environ, launcher.local_size) == size
     if launcher.name.startswith("Slurm"):
-        return _number(environ, launcher.hosts) == 1
+        return _read_number(environ, launcher.hosts) == 1
     return launcher.job == _MASTER and environ.get("MASTER_ADDR", "").strip().startswith(_LOOPBACK)
 
 
-def _local_size(launcher: _Launcher, environ: Mapping[str, str]) -> int | None:
+def _find_local_size(launcher: _Launcher, environ: Mapping[str, str]) -> int | None:
     if not launcher.name.startswith("Slurm"):
-        return _number(environ, launcher.local_size)
-    node, counts = _number(environ, "SLURM_NODEID"), []
+        return _read_number(environ, launcher.local_size)
+    node, counts = _read_number(environ, "SLURM_NODEID"), []
     for number, repeated in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
         counts += [int(number)] * int(repeated or 1)
     return counts[node] if node is not None and 0 <= node < len(counts) else None
 
 
-def _identity(launcher: _Launcher, environ: Mapping[str, str], one_host: bool) -> str:
+def _find_identity(launcher: _Launcher, environ: Mapping[str, str], one_host: bool) -> str:
     values = [environ.get(name, "").strip() for name in launcher.job]
     if values and all(values):
         return " ".join((launcher.name, *values))
-    proxy = _hydra_proxy() if launcher.size == "PMI_SIZE" else None
+    proxy = _find_hydra_proxy() if launcher.size == "PMI_SIZE" else None
     if one_host and launcher.joins:  # the process that started all of them
-        return f"{launcher.name} {_since(os.getppid() if proxy is None else proxy)}"
-    port = "" if proxy is None else _option(proxy, _CONTROL_PORT)
+        return f"{launcher.name} {_identify_process(os.getppid() if proxy is None else proxy)}"
+    port = "" if proxy is None else _read_option(proxy, _CONTROL_PORT)
     return f"{launcher.name} {port}" if port else ""
 
 
-def _hydra_proxy() -> int | None:
+def _find_hydra_proxy() -> int | None:
     """Return the process of mpiexec on this host that this one runs under."""
     pid = os.getppid()
     with suppress(OSError, ValueError):
         while pid > 1:
-            name, fields = _status(pid)
+            name, fields = _read_status(pid)
             if name in (word[:15] for word in _HYDRA):
                 return pid
             pid = int(fields[1])
     return None
 
 
-def _since(pid: int) -> str:
+def _identify_process(pid: int) -> str:
     """Return a process's number with its time of start, because the system may reuse the number."""
     with suppress(OSError):
-        return f"{pid}@{_status(pid)[1][19]}"
+        return f"{pid}@{_read_status(pid)[1][19]}"
     return str(pid)
 
 
-def _status(pid: int) -> tuple[str, list[str]]:
+def _read_status(pid: int) -> tuple[str, list[str]]:
     """Return a process's name, and the fields of its status behind that."""
     name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
     return name, fields.split()
 
 
-def _option(pid: int, name: str) -> str:
+def _read_option(pid: int, name: str) -> str:
     """Return the value of an option on a process's command line; '' if it has none."""
     with suppress(OSError, ValueError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -240,7 +240,7 @@ def _option(pid: int, name: str) -> str:
     return ""
 
 
-def _sagemaker_job(environ: Mapping[str, str]) -> ForeignJob | None:
+def _find_sagemaker_job(environ: Mapping[str, str]) -> ForeignJob | None:
     """Return SageMaker's job, which starts a script once on each host, unless mpirun or torchrun does."""
     try:
         hosts, own_host = json.loads(environ.get("SM_HOSTS", "")), environ.get("SM_CURRENT_HOST", "")
@@ -253,7 +253,7 @@ def _sagemaker_job(environ: Mapping[str, str]) -> ForeignJob | None:
     return ForeignJob("SageMaker", "SM_HOSTS", len(hosts), rank, True, False, identity, str(hosts[0]))
 
 
-def _number(environ: Mapping[str, str], variable: str) -> int | None:
+def _read_number(environ: Mapping[str, str], variable: str) -> int | None:
     try:
         return int(environ.get(variable, ""))
     except ValueError:

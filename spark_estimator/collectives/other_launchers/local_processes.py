@@ -46,7 +46,7 @@ class LocalProcesses:
 
     def __init__(self, job: ForeignJob) -> None:
         self._job = job
-        self._launcher = _launcher(job) if job.has_parent and (job.local_size or 0) > 1 else None
+        self._launcher = _find_launcher(job) if job.has_parent and (job.local_size or 0) > 1 else None
         self._most = 0
         self._since = time.monotonic()
 
@@ -54,19 +54,19 @@ class LocalProcesses:
         """Raise PeerLostError if for two seconds fewer processes than ranks have been on this host."""
         if self._launcher is None:
             return
-        children = _children(self._launcher, self._job)
+        children = _list_children(self._launcher, self._job)
         if children is None or len(children) >= (self._job.local_size or 0) or len(children) > self._most:
             self._most = 0 if children is None else len(children)
             self._since = time.monotonic()
         elif time.monotonic() - self._since > _CERTAIN_SECONDS:
             raise PeerLostError(
                 f"init(): {self._job.launcher} runs only {len(children)} of the {self._job.local_size} processes on "
-                f"host {socket.gethostname()} that its variables name{self._missing(children)}. Either the others "
-                f"ended before init(): look at their output. Or {self._job.variable}={self._job.size} is not the "
-                "number of processes."
+                f"host {socket.gethostname()} that its variables name{self._describe_missing(children)}. Either the "
+                f"others ended before init(): look at their output. Or {self._job.variable}={self._job.size} is not "
+                "the number of processes."
             )
 
-    def _missing(self, children: dict[int, int | None]) -> str:
+    def _describe_missing(self, children: dict[int, int | None]) -> str:
         ranks = set(children.values())
         if None in ranks or self._job.local_size != self._job.size:
             return ""
@@ -74,43 +74,43 @@ class LocalProcesses:
         return f": rank {', '.join(map(str, missing))} is not among them"
 
 
-def _launcher(job: ForeignJob) -> int | None:
+def _find_launcher(job: ForeignJob) -> int | None:
     """Return the process that started this one as a rank: the first above it without the rank's variables."""
     pid = os.getpid()
-    if _rank_in(pid, job) != job.rank:
+    if _read_rank(pid, job) != job.rank:
         return None  # the launcher set the variables after the process had started, or the title has replaced them
-    while (status := _status(pid)) is not None:
+    while (status := _read_status(pid)) is not None:
         pid = status[2]
         if pid < 1:
             return None
-        status, environ = _status(pid), _environ(pid)
+        status, environ = _read_status(pid), _read_environ(pid)
         name = "" if status is None else status[0]
         if name == _SLURM:
             return pid
         if environ is None:
             return None
-        if _rank_in(pid, job) is None:
+        if _read_rank(pid, job) is None:
             return pid if name.startswith(_NAMES) else None
     return None
 
 
-def _children(launcher: int, job: ForeignJob) -> dict[int, int | None] | None:
+def _list_children(launcher: int, job: ForeignJob) -> dict[int, int | None] | None:
     """Return the launcher's children that may be ranks, each with its rank if readable; None if it has ended."""
-    if _status(launcher) is None:
+    if _read_status(launcher) is None:
         return None
     children: dict[int, int | None] = {}
     for name in os.listdir("/proc"):
-        status = _status(int(name)) if name.isdigit() else None
+        status = _read_status(int(name)) if name.isdigit() else None
         if status is None or status[2] != launcher or status[1] in "ZX":
             continue
-        rank, environ = _rank_in(int(name), job), _environ(int(name))
+        rank, environ = _read_rank(int(name), job), _read_environ(int(name))
         # A process with a complete environment but no rank is not a rank, such as mpirun's ssh.
         if rank is not None or environ is None or not any(entry.startswith(b"PATH=") for entry in environ):
             children[int(name)] = rank
     return children
 
 
-def _status(pid: int) -> tuple[str, str, int] | None:
+def _read_status(pid: int) -> tuple[str, str, int] | None:
     """Return a process's name, state and parent; None if it does not exist."""
     with suppress(OSError, ValueError, IndexError):
         name, _, fields = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
@@ -118,14 +118,14 @@ def _status(pid: int) -> tuple[str, str, int] | None:
     return None
 
 
-def _environ(pid: int) -> list[bytes] | None:
+def _read_environ(pid: int) -> list[bytes] | None:
     with suppress(OSError):
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return None
 
 
-def _rank_in(pid: int, job: ForeignJob) -> int | None:
-    for entry in _environ(pid) or ():
+def _read_rank(pid: int, job: ForeignJob) -> int | None:
+    for entry in _read_environ(pid) or ():
         name, _, value = entry.partition(b"=")
         if name == job.rank_variable.encode():
             with suppress(ValueError):

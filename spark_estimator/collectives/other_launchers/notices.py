@@ -57,7 +57,7 @@ class NoticeBoard(abc.ABC):
         """Return the present notice, on the other ranks; None if there is none yet. The next call may find another."""
 
     @abc.abstractmethod
-    def rival(self) -> Notice | None:
+    def find_rival(self) -> Notice | None:
         """Return, on rank 0, the notice of another rank 0 of this job, which may have ended; None if there is none."""
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class AgreedBoard(NoticeBoard):
         self._own_port = places[0][1] if places else 0
         return self._key
 
-    def rival(self) -> Notice | None:
+    def find_rival(self) -> Notice | None:
         """Return the notice of a rank 0 that has a port before this one's, where the clients look first."""
         notice = self.find()
         index = self.ports.index(self._own_port) if self._own_port in self.ports else 0
@@ -104,7 +104,7 @@ class AgreedBoard(NoticeBoard):
         return Notice(tuple((str(address), port) for port in self.ports), self._key)
 
 
-def first_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> bytes:
+def derive_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> bytes:
     """Return the key of one job's server, made of the one that the user keeps for all jobs.
 
     Args:
@@ -123,6 +123,6 @@ def first_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> byt
     return hmac.digest(secret.encode(), b"spark_estimator rendezvous server\x01" + identity.encode(), "sha256")
 
 
-def file_name(identity: str) -> str:
+def make_file_name(identity: str) -> str:
     """Return a name for a job's file."""
     return hashlib.sha256(identity.encode()).hexdigest()[:32]

@@ -39,17 +39,17 @@ class RankLocks:
         """Locks a rank until this process ends, or `release`; False if another process has locked it."""
         if self._descriptor >= 0:
             try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._byte(rank))
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._find_byte(rank))
             except (BlockingIOError, PermissionError):
                 return False
             except OSError:
                 self.release()  # a file system without locks
         return True
 
-    def holder(self, rank: int) -> int:
+    def find_holder(self, rank: int) -> int:
         """Return the number of the other process that has locked a rank; 0 if there is none."""
         if self._descriptor >= 0:
-            question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte(rank), 1, 0)
+            question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._find_byte(rank), 1, 0)
             with suppress(OSError):
                 kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, question))
                 return 0 if kind == fcntl.F_UNLCK else int(process)
@@ -61,5 +61,5 @@ class RankLocks:
             os.close(self._descriptor)
         self._descriptor = -1
 
-    def _byte(self, rank: int) -> int:
+    def _find_byte(self, rank: int) -> int:
         return int.from_bytes(hashlib.sha256(f"{self._identity} rank {rank}".encode()).digest()[:7], "big")

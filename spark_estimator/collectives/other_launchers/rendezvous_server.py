@@ -1,8 +1,8 @@
 """The rendezvous server of rank 0: every other rank sends its facts, and gets those of all ranks.
 
 Every connection begins with the usual challenge (``security.authentication``), by the key of the notice. Then there is
-a frame each way (`frames`). The server's frame repeats the nonce of each client, so a recorded one is of no use. The
-job's key is made of the notice's key and of the server's frame, so it is fresh also where the user's own key serves
+a frame each way (`read_frames`). The server's frame repeats the nonce of each client, so a recorded one is of no use.
+The job's key is made of the notice's key and of the server's frame, so it is fresh also where the user's own key serves
 many jobs. No key is sent on these connections.
 
 What shows that a job cannot come together is an error at once, on all ranks: rank 0 answers those that come within two
@@ -25,9 +25,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
-from spark_estimator.collectives.other_launchers.frames import FRAME_SECONDS, encoded, receive, send
+from spark_estimator.collectives.other_launchers.frames import FRAME_SECONDS, encode, receive, send
 from spark_estimator.collectives.other_launchers.notices import Notice
-from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, new_job_id
+from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, make_job_id
 from spark_estimator.errors import AuthenticationError, ForeignLauncherError, PeerLostError
 from spark_estimator.security.authentication import connect
 from spark_estimator.security.encryption import Session
@@ -64,7 +64,7 @@ class Waiting(Protocol):
     def check(self) -> None:
         """Check the job; called all the time."""
 
-    def unanswered(self, *, noticed: bool) -> None:
+    def check_unanswered(self, *, noticed: bool) -> None:
         """Check the job while no server has answered; `noticed`: whether there is a notice of one."""
 
 
@@ -121,13 +121,13 @@ class RendezvousServer:
                 if remaining <= 0:
                     missing = [rank for rank in range(1, self._terms.size) if rank not in self._clients]
                     raise PeerLostError(
-                        f"init(): {_named(missing)} of {self._job} did not come within {seconds:g} s "
+                        f"init(): {_describe_ranks(missing)} of {self._job} did not come within {seconds:g} s "
                         "(HOROVOD_START_TIMEOUT). Check that as many processes were started, and that each calls "
                         f"init(). Rank 0's notice is at {self._where}."
                     )
                 with contextlib.suppress(queue.Empty):
                     self._take(self._arrived.get(timeout=min(remaining, 0.1)))
-                self._look_for_losses()
+                self._check_for_losses()
                 interval.run(check)
             return self._finish(own_address)
         except (PeerLostError, ForeignLauncherError) as error:
@@ -169,10 +169,10 @@ class RendezvousServer:
         elif theirs.encrypted != self._terms.encrypted:
             problem = "has another SPARK_ESTIMATOR_ENCRYPTION than rank 0"
         elif former is not None:
-            problem = f"has the same number as {former[1].named()}"
+            problem = f"has the same number as {former[1].describe()}"
         self._clients[facts.rank if former is None else self._terms.size + facts.rank] = sock, facts, nonce
         if problem:
-            raise ForeignLauncherError(f"init(): {facts.named()} {problem}; rank 0 is {self._job}.")
+            raise ForeignLauncherError(f"init(): {facts.describe()} {problem}; rank 0 is {self._job}.")
 
     def _answer_late_ranks(self, answer: dict[str, Any], seconds: float) -> None:
         came = {facts.rank for _, facts, _ in self._clients.values()} - {0}
@@ -183,7 +183,7 @@ class RendezvousServer:
                     came.add(int(receive(sock, self._key, _CLIENT, time.monotonic() + FRAME_SECONDS)["facts"]["rank"]))
                     send(sock, self._key, _SERVER, answer)
 
-    def _look_for_losses(self) -> None:
+    def _check_for_losses(self) -> None:
         """Raise PeerLostError if a client's connection has ended: its socket is readable, though it sends nothing."""
         poll = select.poll()
         for sock, _, _ in self._clients.values():
@@ -191,7 +191,7 @@ class RendezvousServer:
         ended = {descriptor for descriptor, _ in poll.poll(0)} if self._clients else set()
         for sock, facts, _ in self._clients.values():
             if sock.fileno() in ended:
-                raise PeerLostError(f"init(): {facts.named()} ended before all ranks of {self._job} had come.")
+                raise PeerLostError(f"init(): {facts.describe()} ended before all ranks of {self._job} had come.")
 
     def _finish(self, own_address: str) -> Rendezvous:
         if not own_address:
@@ -203,14 +203,14 @@ class RendezvousServer:
         facts = [endpoint.facts(0)] + [self._clients[rank][1] for rank in sorted(self._clients)]
         roster = {
             "kind": "roster",
-            "job_id": new_job_id(),
+            "job_id": make_job_id(),
             "nonce": secrets.token_hex(32),
             "nonces": {str(rank): nonce for rank, (_, _, nonce) in self._clients.items()},
             "encrypted": self._terms.encrypted,
             "peers": [asdict(peer) for peer in facts],
         }
         self._send_all(roster)
-        return _rendezvous(roster, self._key, 0, endpoint)
+        return _make_rendezvous(roster, self._key, 0, endpoint)
 
     def _send_all(self, message: dict[str, Any]) -> None:
         for sock, _, _ in self._clients.values():
@@ -251,11 +251,11 @@ def join_server(
             with sock:
                 return exchange_with_server(sock, notice.key, rank, terms, deadline, one_host=one_host, waiting=waiting)
         if waiting is not None:
-            interval.run(partial(waiting.unanswered, noticed=notice is not None))
+            interval.run(partial(waiting.check_unanswered, noticed=notice is not None))
         if time.monotonic() > deadline:
-            what = "left no notice" if notice is None else f"did not answer at {_listed(notice.places)}"
+            problem = "left no notice" if notice is None else f"did not answer at {_describe_places(notice.places)}"
             raise PeerLostError(
-                f"init(): rank 0 {what} within {seconds:g} s (HOROVOD_START_TIMEOUT), so rank {rank} on "
+                f"init(): rank 0 {problem} within {seconds:g} s (HOROVOD_START_TIMEOUT), so rank {rank} on "
                 f"{socket.gethostname()} can't join. It looked at {where}. Either rank 0 was not started or never "
                 "called init(), or it can't be reached from here."
             )
@@ -264,18 +264,18 @@ def join_server(
 
 def connect_to_server(notice: Notice, deadline: float) -> socket.socket | None:
     """Return a connection with the server of a notice; None if there is no server at any of its places."""
-    for place in notice.places:
-        sock = _connect_to(place, notice.key, deadline)
+    for address in notice.places:
+        sock = _connect_to(address, notice.key, deadline)
         if sock is not None:
             return sock
     return None
 
 
-def _connect_to(place: tuple[str, int], key: bytes, deadline: float) -> socket.socket | None:
+def _connect_to(address: tuple[str, int], key: bytes, deadline: float) -> socket.socket | None:
     """Return a connection with the server; None if it isn't there."""
     limit = max(0.1, min(_DIAL_SECONDS, deadline - time.monotonic()))
     try:
-        sock = socket.create_connection(place, timeout=limit)
+        sock = socket.create_connection(address, timeout=limit)
     except OSError:
         return None
     try:
@@ -310,7 +310,7 @@ def exchange_with_server(
         try:
             answer = receive(sock, key, _SERVER, deadline + _ANSWER_SECONDS)
         except (OSError, EOFError, ValueError) as error:
-            text = f"init(): rank 0 ended before all ranks had come; {facts.named()} was there."
+            text = f"init(): rank 0 ended before all ranks had come; {facts.describe()} was there."
             raise PeerLostError(text) from error
         if answer["kind"] == "wrong":
             raise ForeignLauncherError(answer["text"])
@@ -318,17 +318,17 @@ def exchange_with_server(
             raise PeerLostError(answer["text"])
         if answer["nonces"].get(str(rank)) != nonce:
             raise AuthenticationError(f"init(): rank 0 answered rank {rank} with the answer to another process")
-        return _rendezvous(answer, key, rank, endpoint)
+        return _make_rendezvous(answer, key, rank, endpoint)
     except BaseException:
         endpoint.close()
         raise
 
 
-def _rendezvous(roster: dict[str, Any], key: bytes, rank: int, endpoint: Endpoint) -> Rendezvous:
+def _make_rendezvous(roster: dict[str, Any], key: bytes, rank: int, endpoint: Endpoint) -> Rendezvous:
     listen_fd, local_fd = endpoint.detach()
     return Rendezvous(
         job_id=roster["job_id"],
-        key=hmac.digest(key, b"job\x01" + hashlib.sha256(encoded(roster)).digest(), "sha256"),
+        key=hmac.digest(key, b"job\x01" + hashlib.sha256(encode(roster)).digest(), "sha256"),
         rank=rank,
         peers=tuple(PeerFacts(**peer) for peer in roster["peers"]),
         listen_fd=listen_fd,
@@ -337,10 +337,10 @@ def _rendezvous(roster: dict[str, Any], key: bytes, rank: int, endpoint: Endpoin
     )
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _describe_ranks(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
 
 
-def _listed(places: Sequence[tuple[str, int]]) -> str:
-    shown = ", ".join(f"{host} port {port}" for host, port in places[:3])
-    return shown + (", ..." if len(places) > 3 else "")
+def _describe_places(addresses: Sequence[tuple[str, int]]) -> str:
+    shown = ", ".join(f"{host} port {port}" for host, port in addresses[:3])
+    return shown + (", ..." if len(addresses) > 3 else "")

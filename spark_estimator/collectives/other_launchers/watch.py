@@ -60,7 +60,7 @@ class Watch:
         if self._local_processes is not None:
             self._local_processes.check()
 
-    def unanswered(self, *, noticed: bool) -> None:
+    def check_unanswered(self, *, noticed: bool) -> None:
         """Check the job while no server has answered. Raises ForeignLauncherError if the ranks show that none will.
 
         Args:
@@ -68,15 +68,15 @@ class Watch:
         """
         self.check()
         self._check_own_rank()
-        process = self._holds(self._first, _NO_NOTICE_SECONDS)
+        process = self._find_lasting_holder(self._first, _NO_NOTICE_SECONDS)
         if self._has_lock and process and not noticed:
             raise ForeignLauncherError(
                 f"init(): this process is {self._job.process}, but rank {self._first} (process {process} on this host) "
                 "does not wait for it: its job is complete. Give all processes the same number of processes, and each "
-                f"a different rank. {self._advice()}"
+                f"a different rank. {self._advise()}"
             )
 
-    def gathering(self, board: NoticeBoard, terms: JobTerms) -> Callable[[], None]:
+    def make_gathering_check(self, board: NoticeBoard, terms: JobTerms) -> Callable[[], None]:
         """Return the check of the rank that has the server: also whether another process has the same rank.
 
         Args:
@@ -87,7 +87,7 @@ class Watch:
         def check() -> None:
             self.check()
             self._check_own_rank()
-            rival = board.rival()
+            rival = board.find_rival()
             deadline = time.monotonic() + _VISIT_SECONDS
             sock = None if rival is None else connect_to_server(rival, deadline)
             if rival is not None and sock is not None:
@@ -101,34 +101,34 @@ class Watch:
         second = -1 - rank  # what a process locks that finds its rank locked, so that the first notices it
         self._has_lock = self._has_lock or self._locks.acquire(rank)
         if self._has_lock:
-            process = self._held(second)
+            process = self._find_former_holder(second)
         else:
             self._locks.acquire(second)
-            process = self._holds(rank, _CERTAIN_SECONDS)
+            process = self._find_lasting_holder(rank, _CERTAIN_SECONDS)
         if process:
             raise ForeignLauncherError(
                 f"init(): this process is {self._job.process}, but process {process} on this host has the same "
-                f"number. Give each process a different rank. {self._advice()}"
+                f"number. Give each process a different rank. {self._advise()}"
             )
 
-    def _holds(self, rank: int, seconds: float) -> int:
+    def _find_lasting_holder(self, rank: int, seconds: float) -> int:
         """Return the process that has had a rank for at least `seconds`; 0 if there is none."""
-        holder = self._look(rank)
+        holder = self._update_holder(rank)
         return holder.process if holder.process and holder.last - holder.first > seconds else 0
 
-    def _held(self, rank: int) -> int:
+    def _find_former_holder(self, rank: int) -> int:
         """Return the process that has had a rank for a second, some seconds ago; 0 if there is none."""
-        process = self._locks.holder(rank)
-        holder = self._look(rank) if process else self._holders.get(rank, _NO_HOLDER)
+        process = self._locks.find_holder(rank)
+        holder = self._update_holder(rank) if process else self._holders.get(rank, _NO_HOLDER)
         waited = time.monotonic() - holder.first
         return holder.process if holder.last - holder.first > _SEEN_SECONDS and waited > _FIRST_GIVES_UP_SECONDS else 0
 
-    def _look(self, rank: int) -> _Holder:
-        process, before, now = self._locks.holder(rank), self._holders.get(rank, _NO_HOLDER), time.monotonic()
+    def _update_holder(self, rank: int) -> _Holder:
+        process, before, now = self._locks.find_holder(rank), self._holders.get(rank, _NO_HOLDER), time.monotonic()
         self._holders[rank] = _Holder(process, before.first if process == before.process else now, now)
         return self._holders[rank]
 
-    def _advice(self) -> str:
+    def _advise(self) -> str:
         return (
             "If that process belongs to an earlier job, end it first"
             + (", or set another MASTER_PORT" if not self._job.has_parent else "")

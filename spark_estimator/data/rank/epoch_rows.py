@@ -43,12 +43,12 @@ class EpochRows(ABC):
         """Return the rows of all ranks."""
         return sum(self.counts)
 
-    def plan(self, batch_size: int, most_steps: int | None = None) -> shares.Batches:
+    def make_plan(self, batch_size: int, most_steps: int | None = None) -> shares.Batches:
         """Return how one epoch is cut: arguments as of `read_batches`."""
         return shares.Batches(self.counts, batch_size, most_steps)
 
     @abstractmethod
-    def batches(
+    def read_batches(
         self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0
     ) -> Iterator[Batch]:
         """Yield the batches of one epoch: as many on every rank.
@@ -60,9 +60,9 @@ class EpochRows(ABC):
             first: the number of steps to skip at the beginning: they were done before.
         """
 
-    def sample(self) -> Batch:
+    def take_sample(self) -> Batch:
         """Return a batch to build a model with, which the epochs have, too."""
-        return next(self.batches(1, 1))
+        return next(self.read_batches(1, 1))
 
     def split(self, share: float, seed: int, read: Sequence[int] = ()) -> tuple[EpochRows, EpochRows]:
         """Leave out a share of the rows, drawn by chance: all ranks' rows together, to the row.
@@ -77,15 +77,15 @@ class EpochRows(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be split")
 
-    def checksum(self) -> list[int]:
+    def compute_checksums(self) -> list[int]:
         """Return numbers that are the same for the same rows, on any number of ranks. A collective."""
         raise NotImplementedError(f"{type(self).__name__} has no checksum")
 
-    def spread(self) -> list[int]:
+    def compute_spread(self) -> list[int]:
         """Return [ranks] a number for the rows that each rank has, and their order. A collective."""
         raise NotImplementedError(f"{type(self).__name__} has no checksum")
 
-    def blocks(self, places: Sequence[int]) -> Iterator[tuple[Array, ...]]:
+    def read_blocks(self, fields: Sequence[int]) -> Iterator[tuple[Array, ...]]:
         """Yield all rows that belong here, some thousands at a time.
 
         Args:
@@ -93,11 +93,11 @@ class EpochRows(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} gives its rows in batches alone")
 
-    def leg(self, batch_size: int, steps: int) -> dict[str, Any]:
+    def make_leg(self, batch_size: int, steps: int) -> dict[str, Any]:
         """Return `steps` steps of an epoch on the present ranks, as plain values; see `find_remaining`."""
         raise NotImplementedError(f"{type(self).__name__} has no position")
 
-    def left(self, legs: Sequence[Mapping[str, Any]], order: tuple[int, int] | None) -> EpochRows:
+    def find_remaining(self, legs: Sequence[Mapping[str, Any]], order: tuple[int, int] | None) -> EpochRows:
         """Return the rows of an epoch that other ranks have not read.
 
         Args:

@@ -11,26 +11,26 @@ _ROOT = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 62
 
 
-def free_memory() -> int:
+def get_free_memory() -> int:
     """Return bytes; files that the kernel keeps in memory count as free, since it drops them when a program needs
     room.
     """
     with open("/proc/meminfo", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
-    return min([int(lines["MemAvailable"].split()[0]) * 1024, *_left_in_groups()])
+    return min([int(lines["MemAvailable"].split()[0]) * 1024, *_get_group_remainders()])
 
 
-def _left_in_groups() -> Iterator[int]:
+def _get_group_remainders() -> Iterator[int]:
     """Yield what each control group that this process is in leaves, for those that have a limit."""
-    for folder, limit_name, used_name in _groups():
+    for folder, limit_name, used_name in _find_groups():
         with suppress(OSError, ValueError):  # "max" for no limit ends in the ValueError
             limit = int((folder / limit_name).read_text(encoding="ascii"))
             if limit < _UNLIMITED:
                 used = int((folder / used_name).read_text(encoding="ascii"))
-                yield max(0, limit - used + _files_in(folder))
+                yield max(0, limit - used + _count_file_bytes(folder))
 
 
-def _groups() -> Iterator[tuple[Path, str, str]]:
+def _find_groups() -> Iterator[tuple[Path, str, str]]:
     """Yield the folders of this process's groups, innermost first. A container sees its own group as the root."""
     version_2 = "memory.max", "memory.current"
     version_1 = "memory.limit_in_bytes", "memory.usage_in_bytes"
@@ -44,7 +44,7 @@ def _groups() -> Iterator[tuple[Path, str, str]]:
                 yield from ((_ROOT / "memory" / each, *version_1) for each in (path, *path.parents))
 
 
-def _files_in(folder: Path) -> int:
+def _count_file_bytes(folder: Path) -> int:
     """Return the bytes of files on disk that a group has in memory. Files without a disk, such as shared memory,
     don't count.
     """

@@ -14,20 +14,20 @@ class FunctionRows(EpochRows):
 
     Args:
         rows: the bytes.
-        kept: reads them, and calls the function.
+        kept_rows: reads them, and calls the function.
     """
 
-    def __init__(self, rows: EpochRows, kept: KeptRows) -> None:
+    def __init__(self, rows: EpochRows, kept_rows: KeptRows) -> None:
         self.counts = rows.counts
         self.rank = rows.rank
         self._rows = rows
-        self._kept = kept
+        self._kept = kept_rows
 
-    def batches(
+    def read_batches(
         self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0
     ) -> Iterator[Batch]:
-        for batch in self._rows.batches(batch_size, most_steps, order, first):
+        for batch in self._rows.read_batches(batch_size, most_steps, order, first):
             yield replace(batch, matrices=self._kept.encode_kept(batch.matrices[0]))
 
-    def spread(self) -> list[int]:
-        return self._rows.spread()
+    def compute_spread(self) -> list[int]:
+        return self._rows.compute_spread()

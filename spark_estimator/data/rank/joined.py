@@ -33,12 +33,12 @@ class Joined:
     places: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, fields: Sequence[Field]) -> Joined:
+    def from_fields(cls, fields: Sequence[Field]) -> Joined:
         """Put narrow fields of one type together."""
         members: list[list[Field]] = []
         widths: list[int] = []
         group_of: dict[str, int] = {}
-        places = []
+        positions = []
         for field in fields:
             number = group_of.get(field.dtype) if field.row_bytes <= _NARROW_BYTES else None
             if number is None:
@@ -47,12 +47,12 @@ class Joined:
                 widths.append(0)
                 if field.row_bytes <= _NARROW_BYTES:
                     group_of[field.dtype] = number
-            places.append((number, widths[number]))
+            positions.append((number, widths[number]))
             members[number].append(field)
             widths[number] += field.width
-        return cls(tuple(fields), tuple(_side_by_side(member) for member in members), tuple(places))
+        return cls(tuple(fields), tuple(_join_fields(member) for member in members), tuple(positions))
 
-    def gathered(self, matrices: Sequence[Array], numbers: Array) -> list[Array]:
+    def gather(self, matrices: Sequence[Array], numbers: Array) -> list[Array]:
         """Return some rows, as batches have them; see `split`.
 
         Args:
@@ -121,7 +121,7 @@ def _are_scalars(stored: Field) -> bool:
     return len(stored.widths) > 1 and set(stored.widths) == {1}
 
 
-def _side_by_side(fields: Sequence[Field]) -> Field:
+def _join_fields(fields: Sequence[Field]) -> Field:
     if len(fields) == 1:
         return fields[0]
     padding = tuple(value for field in fields for value in field.padding or (None,) * len(field.columns))

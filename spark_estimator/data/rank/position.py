@@ -16,7 +16,7 @@ import numpy
 
 from spark_estimator.data.fields import Array
 from spark_estimator.data.rank import shares
-from spark_estimator.data.rank.prefetch import in_chance_order
+from spark_estimator.data.rank.prefetch import shuffle_numbers
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Leg:
         return Leg(tuple(map(int, values["read"])), int(values["batch_size"]), int(values["steps"]))
 
 
-def numbers_of(read: Sequence[int]) -> list[Array]:
+def compute_numbers(read: Sequence[int]) -> list[Array]:
     """Return [ranks] the numbers of the rows that each has once they are evened out, in the order in which it has
     them.
 
     Args:
         read: [ranks] rows that each has read.
     """
-    plan = shares.moves(read)
+    plan = shares.plan_moves(read)
     starts = numpy.concatenate([[0], numpy.cumsum(read)]).astype(numpy.int64)
     stops = [int(starts[rank + 1]) - sum(m.rows for m in plan if m.source == rank) for rank in range(len(read))]
     result = [[numpy.arange(starts[rank], stops[rank])] for rank in range(len(read))]
@@ -89,7 +89,7 @@ class HeldShare:
     read: tuple[int, ...]
 
     @staticmethod
-    def counts(rows: Sequence[int], share: float) -> dict[int, int]:
+    def count_held(rows: Sequence[int], share: float) -> dict[int, int]:
         """Return, by rank, how many of its rows are left out: a rank with more rows gives up more, so that the rest is
         even.
 
@@ -97,10 +97,10 @@ class HeldShare:
             rows: [ranks] that each has.
         """
         order = sorted(range(len(rows)), key=lambda rank: -rows[rank])
-        held = min(round(sum(rows) * share), sum(rows) - 1)  # something is left to train on
-        return {rank: shares.share(held, len(rows), position) for position, rank in enumerate(order)}
+        count = min(round(sum(rows) * share), sum(rows) - 1)  # something is left to train on
+        return {rank: shares.compute_share(count, len(rows), position) for position, rank in enumerate(order)}
 
-    def drawn(self, rank: int, rows: int, count: int) -> tuple[Array, Array]:
+    def draw(self, rank: int, rows: int, count: int) -> tuple[Array, Array]:
         """Return the places, ascending, of a rank's rows that are left out, and of its others.
 
         Args:
@@ -110,17 +110,17 @@ class HeldShare:
         mixed = numpy.random.default_rng([self.seed, rank]).permutation(rows)
         return numpy.sort(mixed[:count]), numpy.sort(mixed[count:])
 
-    def mask(self) -> Array:
+    def make_mask(self) -> Array:
         """Return [rows of all ranks] whether the row of this number is left out."""
-        numbers = numbers_of(self.read)
-        counts = self.counts([len(each) for each in numbers], self.share)
+        numbers = compute_numbers(self.read)
+        counts = self.count_held([len(each) for each in numbers], self.share)
         result = numpy.zeros(sum(self.read), bool)
         for rank, each in enumerate(numbers):
-            result[each[self.drawn(rank, len(each), counts[rank])[0]]] = True
+            result[each[self.draw(rank, len(each), counts[rank])[0]]] = True
         return result
 
 
-def seen(legs: Sequence[Leg], order: tuple[int, int] | None, held: Array | None = None) -> Array:
+def find_seen(legs: Sequence[Leg], order: tuple[int, int] | None, held: Array | None = None) -> Array:
     """Return [rows of all ranks] whether the legs, one after the other, have read the row of this number.
 
     Args:
@@ -129,15 +129,15 @@ def seen(legs: Sequence[Leg], order: tuple[int, int] | None, held: Array | None 
     """
     result = numpy.zeros(sum(legs[0].read) if legs else 0, bool) if held is None else held.copy()
     for leg in legs:
-        left = [numbers[~result[numbers]] for numbers in numbers_of(leg.read)]
+        left = [numbers[~result[numbers]] for numbers in compute_numbers(leg.read)]
         plan = shares.Batches(tuple(len(numbers) for numbers in left), leg.batch_size)
         for rank, numbers in enumerate(left):
-            count = plan.bounds(rank, min(leg.steps, plan.steps))[0]
-            result[_ordered(numbers, order, rank)[:count]] = True
+            count = plan.get_bounds(rank, min(leg.steps, plan.steps))[0]
+            result[_put_in_order(numbers, order, rank)[:count]] = True
     return result
 
 
-def left_over(
+def find_remaining(
     read: Sequence[int], rank: int, was_seen: Array, held: Array | None = None
 ) -> tuple[Callable[[Array], Array], tuple[int, ...]]:
     """Return the remaining rows, for the present ranks.
@@ -150,14 +150,14 @@ def left_over(
         A function that keeps the remaining ones of a rank's rows that are not held, and [ranks] the number of
         remaining rows of each.
     """
-    numbers = numbers_of(read)
-    mine = numbers[rank] if held is None else numbers[rank][~held[numbers[rank]]]
-    here = ~was_seen[mine]
+    numbers = compute_numbers(read)
+    rank_numbers = numbers[rank] if held is None else numbers[rank][~held[numbers[rank]]]
+    here = ~was_seen[rank_numbers]
     return lambda places: places[here], tuple(int((~was_seen[each]).sum()) for each in numbers)
 
 
-def _ordered(numbers: Array, order: tuple[int, int] | None, rank: int) -> Array:
+def _put_in_order(numbers: Array, order: tuple[int, int] | None, rank: int) -> Array:
     """Return the numbers as the rank reads them: chance orders the places, not the rows."""
     if order is None:
         return numbers
-    return numbers[in_chance_order(numpy.arange(len(numbers)), (order[0], rank, order[1]))]
+    return numbers[shuffle_numbers(numpy.arange(len(numbers)), (order[0], rank, order[1]))]

@@ -33,7 +33,7 @@ class Ahead:
         self._pool: ThreadPoolExecutor | None = None
         self._order: tuple[tuple[int, ...], Future[Array]] | None = None
 
-    def items(self, make: Callable[[A], T], arguments: Iterable[A], item_bytes: int) -> Iterator[T]:
+    def make_items(self, make: Callable[[A], T], arguments: Iterable[A], item_bytes: int) -> Iterator[T]:
         """Yield ``make(argument)`` for each argument, in their order; the thread has the next ones ready meanwhile.
 
         Where the thread does not keep up, the caller does not wait idly: it makes some of the next ones itself. An
@@ -52,35 +52,35 @@ class Ahead:
         begun: deque[_Group[A, T]] = deque()
         try:
             while group := list(islice(rest, size)):
-                begun.append(_Group(self._thread(), make, group))
+                begun.append(_Group(self._get_pool(), make, group))
                 if len(begun) == _GROUPS:
-                    yield from _next(begun)
+                    yield from _take_next(begun)
             while begun:
-                yield from _next(begun)
+                yield from _take_next(begun)
         finally:
             for each in begun:
                 each.give_up()
 
-    def order(self, numbers: Array, names: Sequence[int], epoch: int) -> Array:
+    def draw_order(self, numbers: Array, names: Sequence[int], epoch: int) -> Array:
         """Return ``shuffle_numbers(numbers, [*names, epoch])``; that of the next epoch of these names is ready sooner.
 
         Args:
             numbers: the same ones in each call.
         """
-        wanted, following = (*names, epoch), (*names, epoch + 1)
+        order_name, following = (*names, epoch), (*names, epoch + 1)
         drawn, self._order = self._order, None
-        order = drawn[1].result() if drawn and drawn[0] == wanted else in_chance_order(numbers, wanted)
+        order = drawn[1].result() if drawn and drawn[0] == order_name else shuffle_numbers(numbers, order_name)
         if len(numbers) >= _MANY_NUMBERS:
-            self._order = following, self._thread().submit(in_chance_order, numbers, following)
+            self._order = following, self._get_pool().submit(shuffle_numbers, numbers, following)
         return order
 
-    def _thread(self) -> ThreadPoolExecutor:
+    def _get_pool(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="spark_estimator batches")
         return self._pool
 
 
-def _next(begun: deque[_Group[A, T]]) -> list[T]:
+def _take_next(begun: deque[_Group[A, T]]) -> list[T]:
     first = begun.popleft()
     for later in begun:
         if first.done:
@@ -120,7 +120,7 @@ class _Group(Generic[A, T]):
         return self._made.result()
 
 
-def in_chance_order(numbers: Array, names: Sequence[int]) -> Array:
+def shuffle_numbers(numbers: Array, names: Sequence[int]) -> Array:
     """Return numbers that all differ, in an order that chance has drawn, each order with the same probability.
 
     A key is drawn for each number, and they are sorted by it. The sort reads and writes memory in sequence; a

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-def share(total: int, parts: int, part: int) -> int:
+def compute_share(total: int, parts: int, part: int) -> int:
     """Return how many of `total` items `part` gets if all `parts` get the same number, the first ones one more."""
     return total // parts + (part < total % parts)
 
 
-def begin(total: int, parts: int, part: int) -> int:
+def compute_begin(total: int, parts: int, part: int) -> int:
     """Return the index at which the share of `part` begins."""
     return part * (total // parts) + min(part, total % parts)
 
@@ -28,7 +28,7 @@ class Move:
     rows: int
 
 
-def moves(counts: Sequence[int]) -> list[Move]:
+def plan_moves(counts: Sequence[int]) -> list[Move]:
     """Return the moves that make the ranks' rows equal, to one row, with as few rows sent as possible.
 
     Args:
@@ -37,9 +37,9 @@ def moves(counts: Sequence[int]) -> list[Move]:
     total, size = sum(counts), len(counts)
     # The ranks with most rows keep the odd ones.
     order = sorted(range(size), key=lambda rank: (-counts[rank], rank))
-    wanted = {rank: share(total, size, place) for place, rank in enumerate(order)}
-    givers = [(rank, counts[rank] - wanted[rank]) for rank in order if counts[rank] > wanted[rank]]
-    takers = [(rank, wanted[rank] - counts[rank]) for rank in order if counts[rank] < wanted[rank]]
+    targets = {rank: compute_share(total, size, position) for position, rank in enumerate(order)}
+    givers = [(rank, counts[rank] - targets[rank]) for rank in order if counts[rank] > targets[rank]]
+    takers = [(rank, targets[rank] - counts[rank]) for rank in order if counts[rank] < targets[rank]]
     result: list[Move] = []
     while givers:
         (source, surplus), (target, lacking) = givers[-1], takers[-1]
@@ -76,26 +76,26 @@ class Batches:
         """Return the steps of an epoch; on every rank."""
         return self.whole if self.most_steps is None else min(self.whole, self.most_steps)
 
-    def bounds(self, rank: int, step: int) -> tuple[int, int]:
+    def get_bounds(self, rank: int, step: int) -> tuple[int, int]:
         """Return the first row and the row after the last one of a batch, in the epoch's order; zeros if no rank has
         a row.
         """
         if not self.whole:
             return 0, 0
-        start = begin(self.rows[rank], self.whole, step)
-        return start, start + share(self.rows[rank], self.whole, step)
+        start = compute_begin(self.rows[rank], self.whole, step)
+        return start, start + compute_share(self.rows[rank], self.whole, step)
 
-    def size(self, rank: int, step: int) -> int:
+    def count_rows(self, rank: int, step: int) -> int:
         """Return the rows of a batch; 0 on a rank that has run out of rows."""
-        return share(self.rows[rank], self.whole, step)
+        return compute_share(self.rows[rank], self.whole, step)
 
-    def done(self, steps: int) -> int:
+    def count_done(self, steps: int) -> int:
         """Return the rows of the first steps on all ranks together."""
-        return sum(self.bounds(rank, steps)[0] for rank in range(len(self.rows)))
+        return sum(self.get_bounds(rank, steps)[0] for rank in range(len(self.rows)))
 
-    def total(self, step: int) -> int:
+    def count_total(self, step: int) -> int:
         """Return the rows of a step on all ranks together."""
-        return sum(self.size(rank, step) for rank in range(len(self.rows)))
+        return sum(self.count_rows(rank, step) for rank in range(len(self.rows)))
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,15 @@ class Range:
     rows: int
 
 
-def ranges(pieces: Sequence[int], parts: int, part: int) -> list[Range]:
+def divide_ranges(pieces: Sequence[int], parts: int, part: int) -> list[Range]:
     """Return the rows of one of `parts` equal shares: all pieces are one sequence of rows, which is cut into as
     many.
 
     Args:
         pieces: [pieces] rows of each.
     """
-    first = begin(sum(pieces), parts, part)
-    last = first + share(sum(pieces), parts, part)
+    first = compute_begin(sum(pieces), parts, part)
+    last = first + compute_share(sum(pieces), parts, part)
     result, offset = [], 0
     for number, rows in enumerate(pieces):
         start, stop = max(first, offset), min(last, offset + rows)

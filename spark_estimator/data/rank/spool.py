@@ -25,9 +25,9 @@ import pyarrow
 import pyarrow.compute
 
 from spark_estimator.data.fields import Array, Field
-from spark_estimator.data.quoting import renamed
-from spark_estimator.data.rank.free_memory import free_memory
-from spark_estimator.data.row_encoder import RowEncoder, marks_error
+from spark_estimator.data.quoting import rename_columns
+from spark_estimator.data.rank.free_memory import get_free_memory
+from spark_estimator.data.row_encoder import RowEncoder, make_marks_error
 from spark_estimator.env import IN_MEMORY, Settings
 from spark_estimator.errors import DataError
 from spark_estimator.mapping import map_file
@@ -88,12 +88,12 @@ class SpoolFeed:
             ended: returns true when no worker waits for the rows any more.
         """
         try:
-            rows = (self.name_columns(batch) for batch in _until(batches, ended))
+            rows = (self.name_columns(batch) for batch in _take_until(batches, ended))
             folder = Settings.read(environment).spool_folder
-            train, held = spooled(self.encoder.encode_batches(rows), self.encoder, folder)
+            train, marked = write_spools(self.encoder.encode_batches(rows), self.encoder, folder)
             if ended():
                 return
-            _send(worker, {"rows": [train.rows, held.rows]}, [*train.descriptors, *held.descriptors])
+            _send(worker, {"rows": [train.rows, marked.rows]}, [*train.descriptors, *marked.descriptors])
         except BaseException as error:  # any error ends this thread, and the worker waits for rows
             text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
             if len(text) > _FAILURE_CHARACTERS:
@@ -104,9 +104,9 @@ class SpoolFeed:
     def name_columns(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """Return Spark's batch under the encoder's names."""
         if self.names:
-            return renamed(batch, self.names)
+            return rename_columns(batch, self.names)
         marks = [] if self.encoder.marker is None else batch.columns[-1:]
-        columns = self.encoder.unpacked(batch.columns[: len(batch.columns) - len(marks)])
+        columns = self.encoder.unpack(batch.columns[: len(batch.columns) - len(marks)])
         names = [*self.encoder.columns, *([self.encoder.marker] if marks else [])]
         return pyarrow.RecordBatch.from_arrays([*columns, *marks], names=names)
 
@@ -123,9 +123,9 @@ class SpoolWriter:
         fields = encoder.fields
         self.rows = 0
         self._encoder = encoder
-        self._folder = spool_folder(configured)
+        self._folder = find_spool_folder(configured)
         self._row_bytes = sum(field.row_bytes for field in fields)
-        self._files = [nameless_file(self._folder) for _ in fields]
+        self._files = [open_nameless_file(self._folder) for _ in fields]
 
     @property
     def descriptors(self) -> list[int]:
@@ -140,21 +140,21 @@ class SpoolWriter:
         """
         try:
             require_room(self._folder, batch.num_rows * self._row_bytes)
-            matrices = self._encoder.matrices(batch, self.rows)
+            matrices = self._encoder.make_matrices(batch, self.rows)
             for field, file, matrix in zip(self._encoder.fields, self._files, matrices, strict=True):
                 write_all(file.fileno(), matrix, self.rows * field.row_bytes)
         except OSError as error:
-            raise _unwritten(error, self._folder, self.rows, self._row_bytes) from error
+            raise _make_error(error, self._folder, self.rows, self._row_bytes) from error
         self.rows += batch.num_rows
 
-    def spool(self) -> Spool:
+    def to_spool(self) -> Spool:
         """Return the rows that are there."""
         fields = self._encoder.fields
-        matrices = (mapped(fd, field, self.rows) for fd, field in zip(self.descriptors, fields, strict=True))
+        matrices = (map_rows(fd, field, self.rows) for fd, field in zip(self.descriptors, fields, strict=True))
         return Spool(fields, tuple(matrices))
 
 
-def spooled(
+def write_spools(
     batches: Iterable[pyarrow.RecordBatch], encoder: RowEncoder, configured: str | None = None
 ) -> tuple[SpoolWriter, SpoolWriter]:
     """Write all rows.
@@ -169,16 +169,16 @@ def spooled(
     Raises:
         DataError: a value cannot be used, or the disk is full.
     """
-    train, held = SpoolWriter(encoder, configured), SpoolWriter(encoder, configured)
+    train, marked_writer = SpoolWriter(encoder, configured), SpoolWriter(encoder, configured)
     for batch in batches:
-        for_training, marked = parted(batch)
+        for_training, marked = split_marked(batch)
         train.append(for_training)
         if marked is not None:
-            held.append(marked)
-    return train, held
+            marked_writer.append(marked)
+    return train, marked_writer
 
 
-def parted(batch: pyarrow.RecordBatch) -> tuple[pyarrow.RecordBatch, pyarrow.RecordBatch | None]:
+def split_marked(batch: pyarrow.RecordBatch) -> tuple[pyarrow.RecordBatch, pyarrow.RecordBatch | None]:
     """Return the rows of a batch to train on, and those that are marked; None: no column marks any.
 
     Raises:
@@ -188,7 +188,7 @@ def parted(batch: pyarrow.RecordBatch) -> tuple[pyarrow.RecordBatch, pyarrow.Rec
         return batch, None
     mask = batch.column("marker")
     if mask.null_count:
-        raise marks_error()
+        raise make_marks_error()
     return batch.filter(pyarrow.compute.invert(mask)), batch.filter(mask)
 
 
@@ -212,17 +212,17 @@ def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, 
         if "failure" in message:
             raise DataError(message["failure"])
         parts = iter(descriptors)
-        train, held = (
-            Spool(tuple(fields), tuple(mapped(next(parts), field, rows) for field in fields))
+        train, marked = (
+            Spool(tuple(fields), tuple(map_rows(next(parts), field, rows) for field in fields))
             for rows in message["rows"]
         )
-        return train, held
+        return train, marked
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def mapped(descriptor: int, field: Field, rows: int) -> Array:
+def map_rows(descriptor: int, field: Field, rows: int) -> Array:
     """Return the rows of a file as a matrix [rows, width] that is read-only; the descriptor may be closed
     afterwards.
     """
@@ -232,7 +232,7 @@ def mapped(descriptor: int, field: Field, rows: int) -> Array:
     return numpy.frombuffer(memory, field.stored_dtype).reshape(rows, field.width)
 
 
-def spool_folder(configured: str | None = None) -> str:
+def find_spool_folder(configured: str | None = None) -> str:
     """Return the folder of spools on this host, or `IN_MEMORY`.
 
     Args:
@@ -252,14 +252,14 @@ def spool_folder(configured: str | None = None) -> str:
     return of_spark if os.path.isdir(of_spark) else tempfile.gettempdir()
 
 
-def _until(batches: Iterable[pyarrow.RecordBatch], ended: Callable[[], bool]) -> Iterator[pyarrow.RecordBatch]:
+def _take_until(batches: Iterable[pyarrow.RecordBatch], ended: Callable[[], bool]) -> Iterator[pyarrow.RecordBatch]:
     for batch in batches:
         if ended():
             return
         yield batch
 
 
-def nameless_file(folder: str) -> IO[bytes]:
+def open_nameless_file(folder: str) -> IO[bytes]:
     """Return a file that is freed when the last process that has it open ends.
 
     Args:
@@ -274,7 +274,7 @@ def nameless_file(folder: str) -> IO[bytes]:
         # Without O_TMPFILE, which not every file system has, the file has a name for a moment.
         return tempfile.TemporaryFile(dir=folder, buffering=0)
     except OSError as error:
-        raise _unwritten(error, folder, 0, 0) from error
+        raise _make_error(error, folder, 0, 0) from error
 
 
 def require_room(folder: str, size: int) -> None:
@@ -287,7 +287,7 @@ def require_room(folder: str, size: int) -> None:
     Raises:
         OSError: it can't.
     """
-    if folder == IN_MEMORY and (free := free_memory()) < size + _SPARED_BYTES:
+    if folder == IN_MEMORY and (free := get_free_memory()) < size + _SPARED_BYTES:
         raise OSError(errno.ENOMEM, f"{free} bytes are free, of which {_SPARED_BYTES} are left to other programs")
 
 
@@ -315,7 +315,7 @@ def _send(worker: socket.socket, message: dict[str, object], descriptors: Sequen
         return  # the worker has ended; its exit status has the reason
 
 
-def _unwritten(error: OSError, folder: str, rows: int, row_bytes: int) -> DataError:
+def _make_error(error: OSError, folder: str, rows: int, row_bytes: int) -> DataError:
     where = f"{folder} on host {socket.gethostname()}"
     done = f"{rows} rows ({rows * row_bytes} bytes) of this rank"
     if error.errno == errno.ENOMEM and folder == IN_MEMORY:

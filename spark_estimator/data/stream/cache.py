@@ -17,13 +17,13 @@ import numpy
 
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank.shares import Range
-from spark_estimator.data.rank.spool import nameless_file, require_room, spool_folder, write_all
+from spark_estimator.data.rank.spool import find_spool_folder, open_nameless_file, require_room, write_all
 from spark_estimator.data.stream.pieces import Matrices
 from spark_estimator.errors import DataError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.mapping import map_file
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class _Filled(enum.Enum):
@@ -60,28 +60,28 @@ class DiskCache:
     _matrices: list[Array] = field(default_factory=list)
 
     @classmethod
-    def of(cls, ranges: Sequence[Range], fields: Sequence[Field], most_bytes: int) -> DiskCache:
+    def from_ranges(cls, ranges: Sequence[Range], fields: Sequence[Field], most_bytes: int) -> DiskCache:
         """Return a cache for the first ranges that fit into this number of bytes.
 
         Raises:
             DataError: ranges fit, and the configured folder does not exist on this host.
         """
         row_bytes = max(1, sum(each.row_bytes for each in fields))
-        places: dict[int, _Place] = {}
+        positions: dict[int, _Place] = {}
         rows = 0
         for number, each in enumerate(ranges):
             if (rows + each.rows) * row_bytes <= most_bytes:
-                places[number] = _Place(rows, each.rows)
+                positions[number] = _Place(rows, each.rows)
                 rows += each.rows
         # Checked here: a failure after this only costs speed.
-        return cls(tuple(fields), places, spool_folder() if places else "")
+        return cls(tuple(fields), positions, find_spool_folder() if positions else "")
 
     @property
     def rows(self) -> int:
         """Return the rows that there is room for."""
         return sum(place.rows for place in self.places.values())
 
-    def kept(self, number: int, start: int, rows: int, batch_rows: int) -> Iterator[Matrices] | None:
+    def read(self, number: int, start: int, rows: int, batch_rows: int) -> Iterator[Matrices] | None:
         """Return rows of a range; None: the range is not cached completely.
 
         Args:
@@ -97,7 +97,7 @@ class DiskCache:
             for at in range(first, first + rows, batch_rows)
         )
 
-    def keeping(self, number: int, batches: Iterator[Matrices]) -> Iterator[Matrices]:
+    def keep(self, number: int, batches: Iterator[Matrices]) -> Iterator[Matrices]:
         """Yield the same batches, which are all rows of a range from its first one on; write them to the cache."""
         place = self.places.get(number)
         if place is None or place.state is not _Filled.EMPTY:
@@ -129,7 +129,7 @@ class DiskCache:
     def _open(self) -> None:
         rows = self.rows
         for each in self.fields:
-            file = nameless_file(self.folder)
+            file = open_nameless_file(self.folder)
             self._files.append(file)
             size = rows * each.row_bytes
             os.ftruncate(file.fileno(), size)  # without blocks until they are written

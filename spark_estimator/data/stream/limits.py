@@ -38,7 +38,7 @@ class RowLimits:
     buffer_bytes: int = BUFFER_BYTES
 
     @classmethod
-    def of(cls, cache_bytes: int | None, buffer_bytes: int | None) -> RowLimits | None:
+    def from_parameters(cls, cache_bytes: int | None, buffer_bytes: int | None) -> RowLimits | None:
         """Return the limits of two parameters; None without any.
 
         Raises:
@@ -73,7 +73,7 @@ class Mixing:
     first_rows: int
 
     @classmethod
-    def of(cls, window_rows: int, streams: int) -> Mixing:
+    def from_window(cls, window_rows: int, streams: int) -> Mixing:
         """Return a mixing with a first window that is soon read."""
         return cls(window_rows, min(streams, window_rows), max(1, window_rows // _FIRST_WINDOW))
 
@@ -93,7 +93,7 @@ class Buffers:
     column_bytes: int
 
     @classmethod
-    def of(cls, buffer_bytes: int, fields: Sequence[Field], columns: int) -> Buffers:
+    def from_limit(cls, buffer_bytes: int, fields: Sequence[Field], columns: int) -> Buffers:
         """Return buffers for rows of these fields.
 
         Args:
@@ -107,9 +107,9 @@ class Buffers:
         least, most = _COLUMN_BYTES
         column = max(least, min(most, eighth // streams // max(1, columns)))
         window = max(1, 3 * eighth // row_bytes)
-        return cls(Mixing.of(window, streams), decoded, column)
+        return cls(Mixing.from_window(window, streams), decoded, column)
 
-    def for_share(self, rows: int) -> Buffers:
+    def fit_to_share(self, rows: int) -> Buffers:
         """Return the same for a rank with few rows, which make several windows, too."""
         window = max(1, min(self.mixing.window_rows, -(-rows // _LEAST_WINDOWS)))
-        return replace(self, mixing=Mixing.of(window, self.mixing.streams))
+        return replace(self, mixing=Mixing.from_window(window, self.mixing.streams))

@@ -21,7 +21,7 @@ import numpy
 
 from spark_estimator.data.fields import Array
 from spark_estimator.data.rank import shares
-from spark_estimator.data.rank.prefetch import in_chance_order
+from spark_estimator.data.rank.prefetch import shuffle_numbers
 from spark_estimator.data.rank.shares import Range
 from spark_estimator.data.stream.limits import Mixing
 
@@ -48,13 +48,13 @@ class Window:
         """Return the number of rows."""
         return sum(part.rows for _, part in self.parts)
 
-    def order(self, order: Order, rank: int) -> Array:
+    def draw_order(self, order: Order, rank: int) -> Array:
         """Return [rows] the numbers of the window's rows in the order in which they are read."""
         numbers = numpy.arange(self.rows)
-        return numbers if order is None else in_chance_order(numbers, (*order, rank, self.number))
+        return numbers if order is None else shuffle_numbers(numbers, (*order, rank, self.number))
 
 
-def windows(ranges: Sequence[Range], mixing: Mixing, order: Order, rank: int) -> Iterator[Window]:
+def make_windows(ranges: Sequence[Range], mixing: Mixing, order: Order, rank: int) -> Iterator[Window]:
     """Yield the windows of a rank's epoch, one after the other.
 
     Args:
@@ -63,10 +63,10 @@ def windows(ranges: Sequence[Range], mixing: Mixing, order: Order, rank: int) ->
     if order is None:  # a window of several ranges has all of their rows, one range after the other
         numbers, mixing = range(len(ranges)), Mixing(mixing.window_rows, 1, mixing.window_rows)
     else:
-        numbers = in_chance_order(numpy.arange(len(ranges)), (*order, rank)).tolist()
+        numbers = shuffle_numbers(numpy.arange(len(ranges)), (*order, rank)).tolist()
     number = start = 0
     most_rows = mixing.first_rows
-    for bundle in _bundles(numbers, ranges, mixing):
+    for bundle in _make_bundles(numbers, ranges, mixing):
         rows = sum(ranges[each].rows for each in bundle)
         # Of each range a window has the same part, to one row.
         spare = len(bundle) - 1 if rows > most_rows else 0
@@ -88,7 +88,7 @@ def windows(ranges: Sequence[Range], mixing: Mixing, order: Order, rank: int) ->
                 number, start = number + 1, start + window.rows
 
 
-def _bundles(numbers: Sequence[int], ranges: Sequence[Range], mixing: Mixing) -> Iterator[list[int]]:
+def _make_bundles(numbers: Sequence[int], ranges: Sequence[Range], mixing: Mixing) -> Iterator[list[int]]:
     """Yield ranges that are read together: as many as `Mixing.streams`, or more if all of them fit into a window."""
     bundle: list[int] = []
     rows = 0
@@ -150,7 +150,7 @@ class StreamLeg:
         return StreamLeg(int(values["ranks"]), int(values["batch_size"]), mixing, int(values["steps"]))
 
 
-def left_after(counts: Sequence[int], legs: Sequence[StreamLeg], order: Order) -> list[Array | None]:
+def find_remaining(counts: Sequence[int], legs: Sequence[StreamLeg], order: Order) -> list[Array | None]:
     """Return [pieces] the numbers of the rows that the legs, one after the other, have not read; None: all are left.
 
     Args:
@@ -159,38 +159,38 @@ def left_after(counts: Sequence[int], legs: Sequence[StreamLeg], order: Order) -
     left: list[Array | None] = [None] * len(counts)
     for leg in legs:
         rows = [count if numbers is None else len(numbers) for count, numbers in zip(counts, left, strict=True)]
-        for piece, read in _read(rows, leg, order).items():
+        for piece, read in _find_read(rows, leg, order).items():
             numbers = left[piece]
             numbers = numpy.arange(counts[piece]) if numbers is None else numbers
-            left[piece] = numbers[~_mask(len(numbers), read)]
+            left[piece] = numbers[~_make_mask(len(numbers), read)]
     return left
 
 
-def _mask(rows: int, read: Sequence[tuple[int, int] | Array]) -> Array:
+def _make_mask(rows: int, read: Sequence[tuple[int, int] | Array]) -> Array:
     mask = numpy.zeros(rows, bool)
     for each in read:
         mask[slice(*each) if isinstance(each, tuple) else each] = True
     return mask
 
 
-def _read(rows: Sequence[int], leg: StreamLeg, order: Order) -> dict[int, list[tuple[int, int] | Array]]:
+def _find_read(rows: Sequence[int], leg: StreamLeg, order: Order) -> dict[int, list[tuple[int, int] | Array]]:
     """Return, by piece, the stretches and the numbers of the rows that a leg has read."""
     result: dict[int, list[tuple[int, int] | Array]] = {}
-    of_ranks = [shares.ranges(rows, leg.ranks, rank) for rank in range(leg.ranks)]
+    of_ranks = [shares.divide_ranges(rows, leg.ranks, rank) for rank in range(leg.ranks)]
     plan = shares.Batches(tuple(sum(each.rows for each in ranges) for ranges in of_ranks), leg.batch_size)
     for rank, ranges in enumerate(of_ranks):
-        done = plan.bounds(rank, min(leg.steps, plan.steps))[0]
-        for window in windows(ranges, leg.mixing, order, rank):
+        done = plan.get_bounds(rank, min(leg.steps, plan.steps))[0]
+        for window in make_windows(ranges, leg.mixing, order, rank):
             if window.start >= done:
                 break
             whole = window.start + window.rows <= done
-            taken = numpy.sort(window.order(order, rank)[: done - window.start]) if not whole else None
+            taken = numpy.sort(window.draw_order(order, rank)[: done - window.start]) if not whole else None
             offset = 0
             for _, part in window.parts:
-                mine: tuple[int, int] | Array = (part.start, part.start + part.rows)
+                rows_read: tuple[int, int] | Array = (part.start, part.start + part.rows)
                 if taken is not None:
                     first, last = numpy.searchsorted(taken, [offset, offset + part.rows])
-                    mine = taken[first:last] - offset + part.start
-                result.setdefault(part.piece, []).append(mine)
+                    rows_read = taken[first:last] - offset + part.start
+                result.setdefault(part.piece, []).append(rows_read)
                 offset += part.rows
     return result

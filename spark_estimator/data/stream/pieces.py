@@ -15,8 +15,8 @@ from spark_estimator.collectives import arrays, context
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.kept_rows import KeptRows
 from spark_estimator.data.parquet import FileRows
-from spark_estimator.data.parquet_file import some_rows
-from spark_estimator.data.rank.spool import parted
+from spark_estimator.data.parquet_file import slice_rows
+from spark_estimator.data.rank.spool import split_marked
 from spark_estimator.errors import DataError
 
 _MOST_FOOTERS = 256
@@ -75,12 +75,12 @@ class Pieces:
         number, group = self._places[piece]
         path = self.rows.files.files[number].path
         done = 0
-        with closing(self._prepared(piece, start, rows, batch_rows, column_bytes)) as batches:
+        with closing(self._read_prepared(piece, start, rows, batch_rows, column_bytes)) as batches:
             for batch in batches:
                 if not batch.num_rows:
                     continue
                 try:
-                    matrices = tuple(self.rows.encoder.matrices(batch, start + done))
+                    matrices = tuple(self.rows.encoder.make_matrices(batch, start + done))
                 except DataError as error:
                     raise DataError(
                         f"{path}, row group {group} (rows are counted from its first one): {error}"
@@ -93,38 +93,38 @@ class Pieces:
                 f"of the {rows} rows from {start} on that it had at first."
             )
 
-    def _prepared(
+    def _read_prepared(
         self, piece: int, start: int, rows: int, batch_rows: int, column_bytes: int
     ) -> Generator[pyarrow.RecordBatch, None, None]:
         number, group = self._places[piece]
         files, encoder = self.rows.files, self.rows.encoder
         file = files.files[number]
         # A footer has a description of each column of each row group; to read it each time takes long.
-        with file.opened(files.store, column_bytes, self.footers.get(number)) as opened:
+        with file.open_file(files.store, column_bytes, self.footers.get(number)) as opened:
             if len(self.footers) >= _MOST_FOOTERS:
                 self.footers.clear()
             self.footers[number] = opened.metadata
-            batches = file.batches(opened, group, encoder.read, batch_rows, self.parallel)
+            batches = file.read_group(opened, group, encoder.read, batch_rows, self.parallel)
             keeps = encoder.keeps_rows and not encoder.marks_rows
             if keeps:
-                batches = some_rows(batches, start, rows)
+                batches = slice_rows(batches, start, rows)
             prepared = encoder.encode_batches(batches, batch_rows)
             if keeps:
                 yield from prepared
                 return
-            mine = (parted(batch)[self.part.value] for batch in prepared)
+            own_rows = (split_marked(batch)[self.part.value] for batch in prepared)
             try:
-                yield from some_rows((batch for batch in mine if batch is not None), start, rows)
+                yield from slice_rows((batch for batch in own_rows if batch is not None), start, rows)
             except ValueError:  # `read` counts
                 return
 
-    def only(self, places: Sequence[int]) -> Pieces:
+    def select_fields(self, numbers: Sequence[int]) -> Pieces:
         """Return the same rows with some of the fields, for which no other columns are read if possible.
 
         Args:
             numbers: of the fields.
         """
-        fields = tuple(self.fields[place] for place in places)
+        fields = tuple(self.fields[number] for number in numbers)
         encoder = self.rows.encoder
         if not encoder.keeps_rows or encoder.decoders or isinstance(encoder, KeptRows):
             return replace(self, rows=replace(self.rows, encoder=replace(encoder, fields=fields)))
@@ -136,7 +136,7 @@ class Pieces:
         return replace(self, rows=replace(self.rows, encoder=replace(encoder, columns=names, fields=renamed)))
 
 
-def pieces_of(rows: FileRows) -> tuple[Pieces, Pieces]:
+def make_pieces(rows: FileRows) -> tuple[Pieces, Pieces]:
     """Return the row groups, and their marked rows. A collective if the files alone do not show how many rows there
     are.
 
@@ -146,13 +146,13 @@ def pieces_of(rows: FileRows) -> tuple[Pieces, Pieces]:
     groups = [count for file in rows.files.files for count in file.groups]
     counts = numpy.array([groups, [0] * len(groups)], numpy.int64)
     if not rows.encoder.keeps_rows or rows.encoder.marks_rows:
-        counts = _counted(rows, len(groups))
+        counts = _count_rows(rows, len(groups))
     train, marked = (tuple(int(count) for count in of_part) for of_part in counts)
     pieces = Pieces(rows, PiecePart.TRAIN, train)
     return pieces, replace(pieces, part=PiecePart.MARKED, counts=marked, footers={})
 
 
-def _counted(rows: FileRows, groups: int) -> Array:
+def _count_rows(rows: FileRows, groups: int) -> Array:
     """Return [2][pieces] rows that are not marked, and those that are. Each rank reads some of the pieces. A
     collective.
     """
@@ -161,13 +161,13 @@ def _counted(rows: FileRows, groups: int) -> Array:
         encoder = replace(encoder, columns=(), decoders={}, fields=())
     rank, size = (context.rank(), context.size()) if context.is_initialized() else (0, 1)
     counts = numpy.zeros((2, groups), numpy.int64)
-    places = [(file, group) for file in rows.files.files for group in range(len(file.groups))]
+    file_groups = [(file, group) for file in rows.files.files for group in range(len(file.groups))]
     for piece in range(rank, groups, size):
-        file, group = places[piece]
-        with file.opened(rows.files.store) as opened:
-            batches = file.batches(opened, group, encoder.read, 1 << 13)
+        file, group = file_groups[piece]
+        with file.open_file(rows.files.store) as opened:
+            batches = file.read_group(opened, group, encoder.read, 1 << 13)
             for batch in encoder.encode_batches(batches, 1 << 13):
-                for part, item in enumerate(parted(batch)):
+                for part, item in enumerate(split_marked(batch)):
                     counts[part, piece] += 0 if item is None else item.num_rows
     if size == 1:
         return counts

@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 
 from spark_estimator.collectives import arrays, context
-from spark_estimator.collectives.cores import available_cores
+from spark_estimator.collectives.cores import count_available_cores
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.data.rank import shares
@@ -26,8 +26,8 @@ from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 from spark_estimator.data.rank.shares import Range
 from spark_estimator.data.stream.cache import DiskCache
 from spark_estimator.data.stream.limits import Buffers, RowLimits
-from spark_estimator.data.stream.order import Order, StreamLeg, left_after, windows
-from spark_estimator.data.stream.pieces import Matrices, Pieces, pieces_of
+from spark_estimator.data.stream.order import Order, StreamLeg, find_remaining, make_windows
+from spark_estimator.data.stream.pieces import Matrices, Pieces, make_pieces
 from spark_estimator.data.stream.windows import Filled, WindowReader
 from spark_estimator.errors import DataError
 
@@ -62,107 +62,109 @@ class StreamedRows(EpochRows):
         self._piece_counts = list(counts)
         self._buffers = buffers
         self._cache_bytes = cache_bytes
-        self._ranges = shares.ranges(counts, size, rank)
+        self._ranges = shares.divide_ranges(counts, size, rank)
         self._cache: DiskCache | None = None
         self._lent: Matrices | None = None
-        self.counts = tuple(shares.share(sum(counts), size, each) for each in range(size))
+        self.counts = tuple(shares.compute_share(sum(counts), size, each) for each in range(size))
         self.rank = rank
 
-    def batches(
+    def read_batches(
         self, batch_size: int, most_steps: int | None = None, order: Order = None, first: int = 0
     ) -> Iterator[Batch]:
-        plan = self.plan(batch_size, most_steps)
+        plan = self.make_plan(batch_size, most_steps)
         if first >= plan.steps:
             return
-        rows = _InTurn(self._windows(order, plan.bounds(self.rank, first)[0]), self._pieces.fields)
+        rows = _InTurn(self._read_windows(order, plan.get_bounds(self.rank, first)[0]), self._pieces.fields)
         with closing(rows):
             for step in range(first, plan.steps):
-                start, stop = plan.bounds(self.rank, step)
-                matrices = rows.take(stop - start) if stop > start else self._row_that_does_not_count()
-                factor = (stop - start) * len(self.counts) / plan.total(step)
+                start, stop = plan.get_bounds(self.rank, step)
+                matrices = rows.take(stop - start) if stop > start else self._lend_row()
+                factor = (stop - start) * len(self.counts) / plan.count_total(step)
                 yield Batch(matrices, factor, stop - start)
 
     def split(self, share: float, seed: int, read: Sequence[int] = ()) -> tuple[StreamedRows, StreamedRows]:
-        held = min(round(self.total * share), self.total - 1)  # something is left to train on
+        held_count = min(round(self.total * share), self.total - 1)  # something is left to train on
         ends = numpy.cumsum([0, *self._piece_counts])
         # Of each piece its part, so that the rows left out are the same on any number of ranks.
-        held_before = [int(end) * held // max(1, self.total) for end in ends]
+        held_before = [int(end) * held_count // max(1, self.total) for end in ends]
         held_counts = [after - before for before, after in itertools.pairwise(held_before)]
         chosen, counts = self._chosen, self._piece_counts
 
-        def drawn(piece: int, *, is_held: bool) -> Array:
+        def draw_numbers(piece: int, *, is_held: bool) -> Array:
             mixed = numpy.random.default_rng([seed, piece]).permutation(counts[piece])
             some = mixed[: held_counts[piece]] if is_held else mixed[held_counts[piece] :]
             numbers = chosen(piece)
             return numpy.sort(some) if numbers is None else numbers[numpy.sort(some)]
 
         rest = [count - part for count, part in zip(counts, held_counts, strict=True)]
-        of_held = self._cache_bytes * held // max(1, self.total)
+        of_held = self._cache_bytes * held_count // max(1, self.total)
         return (
-            self._with(lambda piece: drawn(piece, is_held=False), rest, self._cache_bytes - of_held),
-            self._with(lambda piece: drawn(piece, is_held=True), held_counts, of_held),
+            self._choose_rows(lambda piece: draw_numbers(piece, is_held=False), rest, self._cache_bytes - of_held),
+            self._choose_rows(lambda piece: draw_numbers(piece, is_held=True), held_counts, of_held),
         )
 
-    def checksum(self) -> list[int]:
+    def compute_checksums(self) -> list[int]:
         """Return the number of rows, and a checksum of the files' sizes and row groups: no row is read for it."""
         files = sorted((file.size, file.groups) for file in self._pieces.rows.files.files)
         return [self.total, zlib.crc32(repr(files).encode())]
 
-    def spread(self) -> list[int]:
+    def compute_spread(self) -> list[int]:
         mixing = self._buffers.mixing
-        text = repr((self.checksum(), len(self.counts), mixing.window_rows, mixing.streams, mixing.first_rows))
+        text = repr((self.compute_checksums(), len(self.counts), mixing.window_rows, mixing.streams, mixing.first_rows))
         return [zlib.crc32(f"{text} {rank}".encode()) for rank in range(len(self.counts))]
 
-    def blocks(self, places: Sequence[int]) -> Iterator[tuple[Array, ...]]:
-        pieces = self._pieces.only(places)
+    def read_blocks(self, fields: Sequence[int]) -> Iterator[tuple[Array, ...]]:
+        pieces = self._pieces.select_fields(fields)
         for each in self._ranges:
             yield from self._read(pieces, each.piece, each.start, each.rows)
 
-    def leg(self, batch_size: int, steps: int) -> dict[str, Any]:
+    def make_leg(self, batch_size: int, steps: int) -> dict[str, Any]:
         return StreamLeg(len(self.counts), batch_size, self._buffers.mixing, steps).to_dict()
 
-    def left(self, legs: Sequence[Mapping[str, Any]], order: Order) -> StreamedRows:
-        numbers = left_after(self._piece_counts, [StreamLeg.from_dict(leg) for leg in legs], order)
+    def find_remaining(self, legs: Sequence[Mapping[str, Any]], order: Order) -> StreamedRows:
+        numbers = find_remaining(self._piece_counts, [StreamLeg.from_dict(leg) for leg in legs], order)
         counts = [count if each is None else len(each) for count, each in zip(self._piece_counts, numbers, strict=True)]
         chosen = self._chosen
 
-        def remaining(piece: int) -> Array | None:
+        def choose_remaining(piece: int) -> Array | None:
             each, before = numbers[piece], chosen(piece)
             return before if each is None else each if before is None else before[each]
 
-        return self._with(remaining, counts, 0)
+        return self._choose_rows(choose_remaining, counts, 0)
 
-    def _with(self, chosen: Chosen, counts: Sequence[int], cache_bytes: int) -> StreamedRows:
+    def _choose_rows(self, chosen: Chosen, counts: Sequence[int], cache_bytes: int) -> StreamedRows:
         return StreamedRows(self._pieces, chosen, counts, self.rank, len(self.counts), self._buffers, cache_bytes)
 
-    def _windows(self, order: Order, skipped: int) -> Iterator[tuple[Filled, int]]:
+    def _read_windows(self, order: Order, skipped: int) -> Iterator[tuple[Filled, int]]:
         """Yield the windows, and the rows of each that are left out at its beginning: the rank's first `skipped`
         rows.
         """
         if self._cache is None:
-            self._cache = DiskCache.of(self._ranges, self._pieces.fields, self._cache_bytes)
+            self._cache = DiskCache.from_ranges(self._ranges, self._pieces.fields, self._cache_bytes)
         mixing = self._buffers.mixing
         of_epoch = (
-            window for window in windows(self._ranges, mixing, order, self.rank) if window.start + window.rows > skipped
+            window
+            for window in make_windows(self._ranges, mixing, order, self.rank)
+            if window.start + window.rows > skipped
         )
         most = max(1, min(mixing.window_rows, self.counts[self.rank]))
-        reader = WindowReader(of_epoch, self._rows_from, self._pieces.fields, most, order, self.rank)
-        with closing(reader.filled()) as windows_in_memory:
+        reader = WindowReader(of_epoch, self._read_range, self._pieces.fields, most, order, self.rank)
+        with closing(reader.read_windows()) as windows_in_memory:
             for filled in windows_in_memory:
                 yield filled, max(0, skipped - filled.window.start)
 
-    def _rows_from(self, number: int, part: Range) -> Iterator[Matrices]:
+    def _read_range(self, number: int, part: Range) -> Iterator[Matrices]:
         """Return a range from the first row of a part of it to its end."""
         assert self._cache is not None
         whole = self._ranges[number]
         before = part.start - whole.start
         # An epoch's first window is small, and must not wait for more rows than it has.
         batch_rows = min(self._buffers.decoded_rows, part.rows)
-        kept = self._cache.kept(number, before, whole.rows - before, batch_rows)
-        if kept is not None:
-            return kept
+        cached = self._cache.read(number, before, whole.rows - before, batch_rows)
+        if cached is not None:
+            return cached
         batches = self._read(self._pieces, part.piece, part.start, whole.rows - before, batch_rows)
-        return batches if before else self._cache.keeping(number, batches)
+        return batches if before else self._cache.keep(number, batches)
 
     def _read(
         self, pieces: Pieces, piece: int, start: int, rows: int, batch_rows: int | None = None
@@ -183,7 +185,7 @@ class StreamedRows(EpochRows):
                 if len(taken):
                     yield tuple(matrix.take(taken, axis=0) for matrix in batch)
 
-    def _row_that_does_not_count(self) -> Matrices:
+    def _lend_row(self) -> Matrices:
         """Return one row of any rank, for a rank that has none left in a step."""
         if self._lent is None:
             piece = next(number for number, count in enumerate(self._piece_counts) if count)
@@ -210,7 +212,7 @@ class _InTurn:
     def take(self, rows: int) -> Matrices:
         """Return copies of the next rows, of one window or of several."""
         if rows <= self._rows:
-            return tuple(matrix.copy() for matrix in self._next(rows))
+            return tuple(matrix.copy() for matrix in self._take_next(rows))
         result = tuple(numpy.empty((rows, each.width), each.stored_dtype) for each in self._fields)
         done = 0
         while done < rows:
@@ -218,7 +220,7 @@ class _InTurn:
                 filled, self._place = next(self._windows)
                 self._matrices, self._rows = filled.matrices, filled.window.rows - self._place
             count = min(rows - done, self._rows)
-            for target, source in zip(result, self._next(count), strict=True):
+            for target, source in zip(result, self._take_next(count), strict=True):
                 target[done : done + count] = source
             done += count
         return result
@@ -229,13 +231,13 @@ class _InTurn:
         if close is not None:
             close()
 
-    def _next(self, rows: int) -> list[Array]:
+    def _take_next(self, rows: int) -> list[Array]:
         start, self._place, self._rows = self._place, self._place + rows, self._rows - rows
         return [matrix[start : start + rows] for matrix in self._matrices]
 
 
-def streamed(
-    source: FileRows, held_source: FileRows | None, limits: RowLimits, what: str
+def stream_rows(
+    source: FileRows, held_source: FileRows | None, limits: RowLimits, purpose: str
 ) -> tuple[StreamedRows, StreamedRows | None] | None:
     """Return a rank's rows within limits; None if all rows fit on the disk, so that no limit is needed. A
     collective.
@@ -260,23 +262,23 @@ def streamed(
     too_much = numpy.array([needed > limits.cache_bytes], numpy.int64)
     if not (arrays.allgather(too_much, "rows that exceed the disk") if is_rank else too_much).any():
         return None
-    train, marked = pieces_of(source)
+    train, marked = make_pieces(source)
     if held_source is not None:
         # All rows of these files are for validation.
-        marked, _ = pieces_of(replace(held_source, encoder=replace(held_source.encoder, marker=None)))
+        marked, _ = make_pieces(replace(held_source, encoder=replace(held_source.encoder, marker=None)))
     if not sum(train.counts):
         raise DataError(
-            f"there are no rows for {what}: the files are empty, all of their rows were dropped, or the column that "
+            f"there are no rows for {purpose}: the files are empty, all of their rows were dropped, or the column that "
             "validation names marks them all."
         )
     total = sum(train.counts) + sum(marked.counts)
 
-    def rows_of(pieces: Pieces) -> StreamedRows:
-        buffers = Buffers.of(limits.buffer_bytes, pieces.fields, len(pieces.rows.encoder.read))
-        buffers = buffers.for_share(-(-sum(pieces.counts) // size))
+    def make_rows(pieces: Pieces) -> StreamedRows:
+        buffers = Buffers.from_limit(limits.buffer_bytes, pieces.fields, len(pieces.rows.encoder.read))
+        buffers = buffers.fit_to_share(-(-sum(pieces.counts) // size))
         cache_bytes = limits.cache_bytes // local * sum(pieces.counts) // total
         # Arrow's threads beside the thread of the training and the one that reads take cores from both.
-        pieces = replace(pieces, parallel=available_cores() > 2 * local)
+        pieces = replace(pieces, parallel=count_available_cores() > 2 * local)
         return StreamedRows(pieces, lambda piece: None, pieces.counts, rank, size, buffers, cache_bytes)
 
-    return rows_of(train), rows_of(marked) if sum(marked.counts) else None
+    return make_rows(train), make_rows(marked) if sum(marked.counts) else None

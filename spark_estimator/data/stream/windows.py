@@ -26,20 +26,20 @@ class RangeCursor:
         self._batch: Matrices = ()
         self._place = 0
 
-    def take(self, into: Sequence[Array], places: Array) -> None:
+    def take(self, into: Sequence[Array], positions: Array) -> None:
         """Copy the next rows into matrices.
 
         Args:
             into: [fields] each [rows, width].
             positions: [rows to copy] the number of the row of `into` that each becomes.
         """
-        while len(places):
+        while len(positions):
             if not self._batch or self._place == len(self._batch[0]):
                 self._batch, self._place = next(self._batches), 0
-            count = min(len(places), len(self._batch[0]) - self._place)
+            count = min(len(positions), len(self._batch[0]) - self._place)
             for target, source in zip(into, self._batch, strict=True):
-                _items(target)[places[:count]] = _items(source[self._place : self._place + count])
-            self._place, places = self._place + count, places[count:]
+                _view_items(target)[positions[:count]] = _view_items(source[self._place : self._place + count])
+            self._place, positions = self._place + count, positions[count:]
 
     def close(self) -> None:
         """Close the file that is read."""
@@ -48,7 +48,7 @@ class RangeCursor:
             close()
 
 
-def _items(matrix: Array) -> Array:
+def _view_items(matrix: Array) -> Array:
     """Return [rows, width] as [rows] items of a row's bytes: NumPy puts these in other places several times as fast."""
     row_bytes = matrix.shape[1] * matrix.itemsize
     return matrix.view(numpy.dtype((numpy.void, row_bytes))).reshape(-1) if row_bytes else matrix
@@ -96,7 +96,7 @@ class WindowReader:
         # Of the ranges of the present bundle.
         self._cursors: dict[int, RangeCursor] = {}
 
-    def filled(self) -> Generator[Filled, None, None]:
+    def read_windows(self) -> Generator[Filled, None, None]:
         """Yield the windows, one after the other."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="spark_estimator windows")
         try:
@@ -114,16 +114,16 @@ class WindowReader:
         window = next(self._windows, None)
         if window is None:
             return None
-        wanted = {number for number, _ in window.parts}
-        self._close([number for number in self._cursors if number not in wanted])
+        range_numbers = {number for number, _ in window.parts}
+        self._close([number for number in self._cursors if number not in range_numbers])
         # Rows are put where they are read, by this thread: the training's thread then copies memory in sequence.
-        places = numpy.empty(window.rows, numpy.int64)
-        places[window.order(self._order, self._rank)] = numpy.arange(window.rows)
+        positions = numpy.empty(window.rows, numpy.int64)
+        positions[window.draw_order(self._order, self._rank)] = numpy.arange(window.rows)
         for number, part in window.parts:
             cursor = self._cursors.get(number)
             if cursor is None:
                 cursor = self._cursors[number] = RangeCursor(self._rows_from(number, part))
-            here, places = places[: part.rows], places[part.rows :]
+            here, positions = positions[: part.rows], positions[part.rows :]
             cursor.take(buffer, here)
         return Filled(window, buffer)
 

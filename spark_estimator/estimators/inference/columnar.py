@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def rows_for_python(frame: DataFrame) -> DataFrame:
+def prepare_for_python(frame: DataFrame) -> DataFrame:
     """Return the same rows, for a Python function.
 
     Spark 4.3 gives a function the columns of a Parquet file as they are

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from spark_estimator.launch.job.gpus import ORDER, VISIBLE, owned_gpus
+from spark_estimator.launch.job.gpus import ORDER, VISIBLE, name_gpus
 
 #: Of the parameter ``inference_device``.
 DEVICES = ("auto", "cpu", "cuda")
@@ -26,7 +26,7 @@ class TaskGpu:
     address: str
     partition: int
 
-    def index(self, visible: str | None, count: int, uuid_of: Callable[[int], str]) -> int | None:
+    def find_index(self, visible: str | None, count: int, uuid_of: Callable[[int], str]) -> int | None:
         """Return the number of the GPU among the devices of this process; None: it is not one of them.
 
         A task without an address takes the devices in turn, by its partition.
@@ -38,22 +38,22 @@ class TaskGpu:
         """
         if not self.address:
             return self.partition % count if count else None
-        (name,) = owned_gpus([self.address], visible)
+        (name,) = name_gpus([self.address], visible)
         listed = [entry.strip() for entry in (visible or "").split(",") if entry.strip()]
         if name in listed:
             index = listed.index(name)
         elif name.isdecimal():
             index = count if listed else int(name)
         else:
-            index = next((device for device in range(count) if name in _names_of(uuid_of(device))), count)
+            index = next((device for device in range(count) if name in _list_names(uuid_of(device))), count)
         return index if index < count else None
 
 
-def _names_of(uuid: str) -> Sequence[str]:
+def _list_names(uuid: str) -> Sequence[str]:
     return (uuid, f"GPU-{uuid}")
 
 
-def gpu_of_task(choice: str) -> TaskGpu | None:
+def choose_gpu(choice: str) -> TaskGpu | None:
     """Return the GPU to predict on in this process; None: the CPU.
 
     Args:
@@ -83,7 +83,7 @@ def set_variables(gpu: TaskGpu, environ: MutableMapping[str, str]) -> None:
         environ.setdefault(ORDER, "PCI_BUS_ID")
 
 
-def described_task() -> str:
+def describe_task() -> str:
     """Return the task and the host of this process, for messages: ``task 3 of stage 5 (partition 2) on host h``."""
     from pyspark import TaskContext
 

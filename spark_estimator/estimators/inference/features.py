@@ -14,12 +14,12 @@ import numpy
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.data.columns import did_you_mean, remedy
-from spark_estimator.data.fields import Array, Field, is_list, matrix_of, with_values
-from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.data.columns import did_you_mean, suggest_remedy
+from spark_estimator.data.fields import Array, Field, is_list, make_matrix, replace_values
+from spark_estimator.data.numbers import get_kind, to_numbers
 from spark_estimator.data.row_encoder import RowEncoder, split_columns
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.inference.times import instants_of, zone_in_force
+from spark_estimator.estimators.inference.times import get_zone, to_instants
 
 #: What models of numbers predict from.
 _TAKEN = (
@@ -29,7 +29,7 @@ _TAKEN = (
 _ROWS = "a list of dicts is no table: predict() takes pandas.DataFrame(rows)"
 
 
-def columns_of(features: Any) -> Any:
+def find_columns(features: Any) -> Any:
     """Return what `predict` was given as a frame or a mapping; None: it has no columns.
 
     Raises:
@@ -46,7 +46,7 @@ def columns_of(features: Any) -> Any:
     return features if isinstance(features, Mapping) or hasattr(features, "columns") else None
 
 
-def column_of(features: Any, name: str) -> Any:
+def get_column(features: Any, name: str) -> Any:
     """Return a column of a pandas frame, or of a mapping.
 
     Raises:
@@ -71,8 +71,8 @@ def read_table(features: Any, encoder: RowEncoder, zone: str, *, nulls: bool = F
     """Return the columns of a model's inputs, under the encoder's names.
 
     Args:
-        features: a frame, or a mapping; see `columns_of`.
-        zone: as of `times.zone_in_force`.
+        features: a frame, or a mapping; see `find_columns`.
+        zone: as of `times.get_zone`.
         nulls: NaN in a column of numbers means null.
 
     Raises:
@@ -81,8 +81,8 @@ def read_table(features: Any, encoder: RowEncoder, zone: str, *, nulls: bool = F
     arrays, lengths = {}, {}
     for field in encoder.fields:
         for name, column, days in zip(field.names, field.columns, field.holds_dates, strict=True):
-            values, is_category = column_of(features, name), column in encoder.categories
-            array = _arrow_column(values, name, zone, nulls=nulls, categories=is_category, days=days)
+            values, is_category = get_column(features, name), column in encoder.categories
+            array = _to_arrow(values, name, zone, nulls=nulls, categories=is_category, days=days)
             if not is_category and not (column in encoder.decoders and pyarrow.types.is_binary(array.type)):
                 _check_numbers(array.type, name)
             arrays[column] = array
@@ -96,13 +96,13 @@ def read_features(features: Any, encoder: RowEncoder, zone: str) -> pyarrow.Reco
     """Return the columns of a model's inputs, of anything that a model's ``predict`` takes.
 
     Args:
-        zone: as of `times.zone_in_force`.
+        zone: as of `times.get_zone`.
 
     Raises:
         TypeError: it is nothing that `predict` takes; the text has what it takes.
         DataError: it does not fit; the text names the column, or the input.
     """
-    table = columns_of(features)
+    table = find_columns(features)
     if table is not None:
         return read_table(table, encoder, zone)
     inputs = encoder.fields
@@ -116,7 +116,7 @@ def read_features(features: Any, encoder: RowEncoder, zone: str) -> pyarrow.Reco
     columns: dict[str, pyarrow.Array] = {}
     lengths = {}
     for array, field in zip(array_likes, inputs, strict=True):
-        parts = _columns_of_array(array, field, encoder, zone)
+        parts = _split_input(array, field, encoder, zone)
         columns.update(zip(field.columns, parts, strict=True))
         lengths[field.name] = len(parts[0])
     if len(set(lengths.values())) > 1:
@@ -124,7 +124,7 @@ def read_features(features: Any, encoder: RowEncoder, zone: str) -> pyarrow.Reco
     return pyarrow.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _columns_of_array(array: Any, field: Field, encoder: RowEncoder, zone: str) -> list[pyarrow.Array]:
+def _split_input(array: Any, field: Field, encoder: RowEncoder, zone: str) -> list[pyarrow.Array]:
     """Return [columns] those of an input that is given as one array [rows, ...], or as a list of rows."""
     try:
         values = numpy.asarray(array)
@@ -141,27 +141,27 @@ def _columns_of_array(array: Any, field: Field, encoder: RowEncoder, zone: str) 
         )
     if is_category or (values.dtype.kind == "O" and values.ndim == 1):
         days = all(field.holds_dates)
-        column = _arrow_column(array, field.name, zone, categories=is_category, days=days)
+        column = _to_arrow(array, field.name, zone, categories=is_category, days=days)
         if not is_category:
             _check_numbers(column.type, field.name)
         if is_alone:
             return [column]
-        values = _rows_of_lists(column, field)
+        values = _join_lists(column, field)
     if values.dtype.kind == "M":
-        values = _numbers_of_times(values, field, zone)
-    return _split_array(_checked_numbers(values, field), field)
+        values = _convert_times(values, field, zone)
+    return _split_array(_check_array(values, field), field)
 
 
-def _rows_of_lists(column: pyarrow.Array, field: Field) -> Array:
+def _join_lists(column: pyarrow.Array, field: Field) -> Array:
     """Return the rows [rows, width] of an input of several columns, each of which is given as a list of values."""
     whole = replace(
         field, names=(field.name,), columns=("c0",), widths=(field.width,), shape=(field.width,), padding=(), dates=()
     )
-    batch = pyarrow.RecordBatch.from_arrays([numbers_of(column)], names=["c0"])
-    return matrix_of(batch, whole, source="a batch of rows")
+    batch = pyarrow.RecordBatch.from_arrays([to_numbers(column)], names=["c0"])
+    return make_matrix(batch, whole, source="a batch of rows")
 
 
-def _checked_numbers(values: Array, field: Field) -> Array:
+def _check_array(values: Array, field: Field) -> Array:
     """Return the rows [rows, width] of an array of numbers, in a type that Arrow has.
 
     Raises:
@@ -200,16 +200,16 @@ def _split_array(rows: Array, field: Field) -> list[pyarrow.Array]:
     return columns
 
 
-def _numbers_of_times(times: Array, field: Field, zone: str) -> Array:
+def _convert_times(times: Array, field: Field, zone: str) -> Array:
     """Return numbers of an array of ``datetime64``, of the same shape; NaN for NaT."""
     if any(field.holds_dates) and not all(field.holds_dates):
         raise DataError(f"{field.name} are dates and others: give predict() a frame, or a dict, with these columns.")
-    flat = _with_numbers_of_times(pyarrow.array(times.reshape(-1)), all(field.holds_dates), zone)
-    result: Array = numbers_of(flat).to_numpy(zero_copy_only=False).reshape(times.shape)
+    flat = _localize_times(pyarrow.array(times.reshape(-1)), all(field.holds_dates), zone)
+    result: Array = to_numbers(flat).to_numpy(zero_copy_only=False).reshape(times.shape)
     return result
 
 
-def _arrow_column(
+def _to_arrow(
     values: Any, name: str, zone: str, *, nulls: bool = False, categories: bool = False, days: bool = False
 ) -> pyarrow.Array:
     """Return a column of pandas or of Arrow, or a list, as numbers or arrays of them, or as bytes or texts.
@@ -236,22 +236,22 @@ def _arrow_column(
         array = array.combine_chunks()
     if pyarrow.types.is_dictionary(array.type):  # pandas' categories
         array = array.dictionary_decode()
-    if pyarrow.types.is_struct(array.type) and kind_of(array.type) != "vector":
+    if pyarrow.types.is_struct(array.type) and get_kind(array.type) != "vector":
         raise DataError(f"column {name!r} holds dicts, and models need numbers. List its fields: '{name}.field'.")
-    return _with_numbers_of_times(array, days, zone)
+    return _localize_times(array, days, zone)
 
 
-def _with_numbers_of_times(array: pyarrow.Array, days: bool, zone: str) -> pyarrow.Array:
+def _localize_times(array: pyarrow.Array, days: bool, zone: str) -> pyarrow.Array:
     """With dates, or instants, in place of times of pandas; also in arrays. Others stay as they are."""
     kind = array.type
     if is_list(kind) and pyarrow.types.is_timestamp(kind.value_type):
-        return with_values(array, _with_numbers_of_times(array.flatten(), days, zone))
+        return replace_values(array, _localize_times(array.flatten(), days, zone))
     if not pyarrow.types.is_timestamp(kind):
         return array
     if days:
         local = array if kind.tz is None else pyarrow.compute.local_timestamp(array)
         return pyarrow.compute.floor_temporal(local, unit="day").cast(pyarrow.date32())
-    return array if kind.tz is not None else instants_of(array, zone_in_force(zone))
+    return array if kind.tz is not None else to_instants(array, get_zone(zone))
 
 
 def _check_numbers(kind: pyarrow.DataType, name: str) -> None:
@@ -259,4 +259,4 @@ def _check_numbers(kind: pyarrow.DataType, name: str) -> None:
     types, inside = pyarrow.types, kind.value_type if is_list(kind) else kind
     is_text = types.is_string(inside) or types.is_large_string(inside) or types.is_binary(inside)
     if is_text or types.is_duration(inside) or types.is_time(inside):
-        raise DataError(f"column {name!r} is of type {kind_of(inside)}, {remedy(kind_of(inside))}")
+        raise DataError(f"column {name!r} is of type {get_kind(inside)}, {suggest_remedy(get_kind(inside))}")

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 
 from spark_estimator.errors import DataError
 from spark_estimator.launch.spark.configuration import Configuration
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: A model of more bytes is sent as a file. Spark keeps it as long as the session lives; smaller ones it forgets sooner.
 LARGE = 16 << 20
-_log = logger(__name__)
+_log = get_logger(__name__)
 #: (session, file) that were sent.
 _sent: set[tuple[str, str]] = set()
 
 
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def _make_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder for the files of classic sessions, whose executors read them from the driver until it ends."""
     return tempfile.TemporaryDirectory(prefix="spark_estimator-models-")
 
@@ -49,7 +49,7 @@ def send(spark: SparkSession, key: str, content: bytes) -> str | None:
     name = f"spark_estimator-{key}.model"
     session = str(spark.session_id if is_connect else spark.sparkContext.applicationId)  # type: ignore[attr-defined]
     if (session, name) not in _sent:
-        path = os.path.join(_folder().name, name)
+        path = os.path.join(_make_folder().name, name)
         with open(path, "wb") as file:
             file.write(content)
         if is_connect:
@@ -62,7 +62,7 @@ def send(spark: SparkSession, key: str, content: bytes) -> str | None:
     return name
 
 
-def path_of(name: str) -> str:
+def find_path(name: str) -> str:
     """Return the path, on an executor, of a file that `send` has sent.
 
     Raises:

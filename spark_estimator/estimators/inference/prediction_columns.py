@@ -18,7 +18,7 @@ import pyarrow
 
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.inference.times import times_of, zone_in_force
+from spark_estimator.estimators.inference.times import get_zone, to_times
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -102,27 +102,27 @@ class PredictionColumn:
     def sent(self) -> str:
         """Return the Spark type of the values that are sent, which Spark turns into `kind`."""
         is_text = self.role is Role.TEXT or bool(self.classes)
-        return self.kind if is_text else _sent(self.kind)
+        return self.kind if is_text else _to_sent_type(self.kind)
 
-    def values(self, output: Array) -> pyarrow.Array:
+    def make_values(self, output: Array) -> pyarrow.Array:
         """Return the column's values, of the type `sent`.
 
         Args:
             output: [rows, width] what the model returned.
         """
         if self.classes:
-            return pyarrow.array(self.classes, arrow_type(self.kind)).take(_best(output))
+            return pyarrow.array(self.classes, to_arrow_type(self.kind)).take(_find_best(output))
         if self.role is Role.LABEL:
-            return self._label(output)
+            return self._make_label(output)
         if self.role is Role.PREDICTION:
-            return self._prediction(output)
+            return self._make_prediction(output)
         numbers = numpy.clip(output.astype(numpy.float64), -_LARGEST, _LARGEST)
-        scores = _raw if self.role is Role.RAW else _probabilities
-        vectors = _lists(scores(numbers, self.output_kind), numpy.float64)
+        scores = _compute_raw_scores if self.role is Role.RAW else _compute_probabilities
+        vectors = _make_lists(scores(numbers, self.output_kind), numpy.float64)
         # A rank by NaN would be a wrong one; evaluators refuse null.
         return vectors.take(pyarrow.array(numpy.arange(len(numbers)), mask=numpy.isnan(numbers).any(1)))
 
-    def in_spark(self, column: Column) -> Column:
+    def to_spark(self, column: Column) -> Column:
         """Return Spark's expression for a column of `make_values`: a vector of an array, a timestamp of
         microseconds.
         """
@@ -132,12 +132,12 @@ class PredictionColumn:
         if self.kind == _VECTOR:
             return functions.when(column.isNotNull(), array_to_vector(column))
         if self.kind.startswith(f"array<{_TIMESTAMP}"):
-            column = functions.transform(column, _timestamp)
+            column = functions.transform(column, _to_timestamp)
         elif self.kind.startswith(_TIMESTAMP):
-            column = _timestamp(column)
+            column = _to_timestamp(column)
         return column if self.sent == self.kind else column.cast(self.kind)
 
-    def in_pandas(self, values: pyarrow.Array, zone: str) -> Any:
+    def to_pandas(self, values: pyarrow.Array, zone: str) -> Any:
         """Return the same as a pandas series.
 
         Args:
@@ -146,23 +146,23 @@ class PredictionColumn:
         import pandas
 
         if self.kind.startswith(_TIMESTAMP):
-            values = times_of(values, zone_in_force(zone))
+            values = to_times(values, get_zone(zone))
         if pyarrow.types.is_list(values.type):
             return pandas.Series(values.to_pylist(), dtype=object)
         return values.to_pandas()
 
-    def _label(self, output: Array) -> pyarrow.Array:
+    def _make_label(self, output: Array) -> pyarrow.Array:
         if self.kind == _VECTOR or self.width > 1:
-            return _lists(output, numpy.float64 if self.kind == _VECTOR else numpy.float32)
+            return _make_lists(output, numpy.float64 if self.kind == _VECTOR else numpy.float32)
         kind = self.kind
         if not kind.startswith("array<"):
-            return _in_kind(output.reshape(-1), kind, self.output_kind)
-        inside = _in_kind(output.reshape(-1), kind[len("array<") : -1], self.output_kind)
+            return _to_kind(output.reshape(-1), kind, self.output_kind)
+        inside = _to_kind(output.reshape(-1), kind[len("array<") : -1], self.output_kind)
         return pyarrow.ListArray.from_arrays(pyarrow.array(numpy.arange(len(inside) + 1, dtype=numpy.int32)), inside)
 
-    def _prediction(self, output: Array) -> pyarrow.Array:
+    def _make_prediction(self, output: Array) -> pyarrow.Array:
         if self.width > 1:
-            return _best(output).cast(pyarrow.float64())
+            return _find_best(output).cast(pyarrow.float64())
         threshold = THRESHOLDS.get(self.output_kind or "")
         numbers = output.reshape(-1).astype(numpy.float64)
         if threshold is None:
@@ -170,17 +170,17 @@ class PredictionColumn:
         return pyarrow.array((numbers > threshold).astype(numpy.float64), mask=numpy.isnan(numbers))
 
 
-def output_kind_of(loss: Any) -> OutputKind:
+def get_output_kind(loss: Any) -> OutputKind:
     """Return the kind of outputs that a loss expects."""
     if isinstance(loss, functools.partial):
         loss = loss.func
     named = loss if hasattr(loss, "__name__") else type(loss)
     if isinstance(named, type):
-        named = class_that_computes("forward", named, ("torch",))
+        named = find_computing_class("forward", named, ("torch",))
     return OUTPUT_KINDS.get(named.__name__) if str(named.__module__).startswith("torch.nn.") else None
 
 
-def class_that_computes(method: str, kind: type, packages: Sequence[str]) -> type:
+def find_computing_class(method: str, kind: type, packages: Sequence[str]) -> type:
     """Return the framework's class whose computation a subclass keeps, as one that only sets arguments does; or
     itself.
 
@@ -193,7 +193,7 @@ def class_that_computes(method: str, kind: type, packages: Sequence[str]) -> typ
     return next(base for base in kind.__mro__ if base.__module__.partition(".")[0] in packages)
 
 
-def label_kind(width: int, kind: str, wanted: str, output_kind: OutputKind) -> str:
+def choose_label_kind(width: int, kind: str, wanted: str, output_kind: OutputKind) -> str:
     """Return the Spark type of a prediction: the label's, unless that would round an output that is no class.
 
     Args:
@@ -205,12 +205,12 @@ def label_kind(width: int, kind: str, wanted: str, output_kind: OutputKind) -> s
     if wanted == _VECTOR or width > 1:
         return _VECTOR
     if kind.startswith("array<"):
-        return f"array<{label_kind(width, kind[len('array<') : -1], wanted, output_kind)}>"
+        return f"array<{choose_label_kind(width, kind[len('array<') : -1], wanted, output_kind)}>"
     rounds = kind.startswith("decimal") or (kind in _CLASSES and output_kind not in THRESHOLDS)
     return "double" if rounds else kind
 
 
-def column_for_evaluators(name: str, role: Role, width: int, label_type: str, output_kind: OutputKind) -> Any:
+def make_evaluator_column(name: str, role: Role, width: int, label_type: str, output_kind: OutputKind) -> Any:
     """Return a column for Spark ML's evaluators, of a model with one output.
 
     Raises:
@@ -226,8 +226,8 @@ def column_for_evaluators(name: str, role: Role, width: int, label_type: str, ou
             )
         return PredictionColumn(name, 0, width, role, "double", output_kind)
     several = ("logits", "log_probabilities", "probabilities")
-    known = output_kind in THRESHOLDS if width == 1 else role is Role.RAW or output_kind in several
-    if not known:
+    is_classifier = output_kind in THRESHOLDS if width == 1 else role is Role.RAW or output_kind in several
+    if not is_classifier:
         raise DataError(
             f"{role.value} is for classes: for a model that returns a number for each of them, or was trained with one "
             f"of {', '.join(OUTPUT_KINDS)}, and it has to be one of these for probabilities."
@@ -235,30 +235,30 @@ def column_for_evaluators(name: str, role: Role, width: int, label_type: str, ou
     return PredictionColumn(name, 0, width, role, _VECTOR, output_kind)
 
 
-def arrow_type(kind: str) -> pyarrow.DataType:
+def to_arrow_type(kind: str) -> pyarrow.DataType:
     """Return the Arrow type of a Spark type that values are sent in."""
     if kind.startswith("array<"):
-        return pyarrow.list_(arrow_type(kind[len("array<") : -1]))
+        return pyarrow.list_(to_arrow_type(kind[len("array<") : -1]))
     return _ARROW[kind]
 
 
-def _sent(kind: str) -> str:
+def _to_sent_type(kind: str) -> str:
     if kind == _VECTOR:
         return "array<double>"
     if kind.startswith("array<"):
-        return f"array<{_sent(kind[len('array<') : -1])}>"
+        return f"array<{_to_sent_type(kind[len('array<') : -1])}>"
     if kind.startswith(_TIMESTAMP):
         return "bigint"
     return kind if kind in _ARROW and kind != "string" else "double"
 
 
-def _timestamp(micros: Column) -> Column:
+def _to_timestamp(micros: Column) -> Column:
     from pyspark.sql import functions
 
     return functions.timestamp_seconds(micros.cast("decimal(19,0)") / 1_000_000)
 
 
-def _in_kind(values: Array, kind: str, output_kind: OutputKind) -> pyarrow.Array:
+def _to_kind(values: Array, kind: str, output_kind: OutputKind) -> pyarrow.Array:
     """Return [rows] numbers in the type that `choose_label_kind` chose; null where the type cannot hold the number."""
     numbers = values.astype(numpy.float64)
     unknown = numpy.isnan(numbers)
@@ -267,13 +267,13 @@ def _in_kind(values: Array, kind: str, output_kind: OutputKind) -> pyarrow.Array
     if kind == "date":
         days = numpy.trunc(numbers + numpy.copysign(0.5, numbers))
         beyond = unknown | (numpy.abs(days) >= 1 << 31)
-        return pyarrow.array(_whole(days, numpy.int32), mask=beyond).cast(pyarrow.date32())
+        return pyarrow.array(_truncate(days, numpy.int32), mask=beyond).cast(pyarrow.date32())
     if kind.startswith(_TIMESTAMP):
-        return pyarrow.array(_whole(numbers * 1e6, numpy.int64), mask=~numpy.isfinite(numbers))
+        return pyarrow.array(_truncate(numbers * 1e6, numpy.int64), mask=~numpy.isfinite(numbers))
     return pyarrow.array(values.astype(numpy.float32 if kind == "float" else numpy.float64))
 
 
-def _whole(numbers: Array, dtype: Any) -> Array:
+def _truncate(numbers: Array, dtype: Any) -> Array:
     """Truncate to whole numbers; a number beyond the type's limits becomes the nearest limit, and NaN 0."""
     limits = numpy.iinfo(dtype)
     with numpy.errstate(invalid="ignore"):
@@ -283,28 +283,28 @@ def _whole(numbers: Array, dtype: Any) -> Array:
     return result
 
 
-def _best(output: Array) -> pyarrow.Array:
+def _find_best(output: Array) -> pyarrow.Array:
     """Return [rows] the index of the largest value, the first one of equals, as torch.argmax; null where a value is
     NaN.
     """
     return pyarrow.array(output.argmax(1), mask=numpy.isnan(output).any(1))
 
 
-def _raw(numbers: Array, output_kind: OutputKind) -> Array:
+def _compute_raw_scores(numbers: Array, output_kind: OutputKind) -> Array:
     """Return [rows, classes] scores. Of two classes the second score orders rows as the probability of that class
     does.
     """
     if numbers.shape[1] == 1:
         return numpy.hstack([-numbers if output_kind == "logit" else 1 - numbers, numbers])
     if output_kind == "probabilities":
-        return _probabilities(numbers, output_kind)
+        return _compute_probabilities(numbers, output_kind)
     if output_kind in THRESHOLDS:  # each output is a score of another label
         return numbers
     centered: Array = numbers - numbers.mean(1, keepdims=True)  # one logit has a meaning only beside the others
     return centered
 
 
-def _probabilities(numbers: Array, output_kind: OutputKind) -> Array:
+def _compute_probabilities(numbers: Array, output_kind: OutputKind) -> Array:
     if output_kind == "probability":
         return numpy.hstack([1 - numbers, numbers])
     if output_kind == "logit":  # beside one that is always 0
@@ -317,22 +317,22 @@ def _probabilities(numbers: Array, output_kind: OutputKind) -> Array:
     return result
 
 
-def _lists(values: Array, dtype: Any) -> pyarrow.Array:
+def _make_lists(values: Array, dtype: Any) -> pyarrow.Array:
     """Return [rows] of lists, from [rows, width]."""
     offsets = numpy.arange(0, values.size + 1, max(1, values.shape[1]), dtype=numpy.int32)
     return pyarrow.ListArray.from_arrays(pyarrow.array(offsets), pyarrow.array(values.reshape(-1).astype(dtype)))
 
 
-def struct_of(columns: Sequence[PredictionColumn], outputs: Sequence[Array]) -> pyarrow.StructArray:
+def make_struct(columns: Sequence[PredictionColumn], outputs: Sequence[Array]) -> pyarrow.StructArray:
     """Return [rows] of struct<p0, p1, ...>: the values of all columns.
 
     Args:
         outputs: [outputs] each [rows, width].
     """
-    arrays = [column.values(outputs[column.output]) for column in columns]
-    return pyarrow.StructArray.from_arrays(arrays, [f"p{place}" for place in range(len(arrays))])
+    arrays = [column.make_values(outputs[column.output]) for column in columns]
+    return pyarrow.StructArray.from_arrays(arrays, [f"p{number}" for number in range(len(arrays))])
 
 
-def struct_type(columns: Sequence[PredictionColumn]) -> str:
+def make_struct_type(columns: Sequence[PredictionColumn]) -> str:
     """Return the Spark type of `make_struct`, as DDL has it."""
-    return ", ".join(f"p{place} {column.sent}" for place, column in enumerate(columns))
+    return ", ".join(f"p{number} {column.sent}" for number, column in enumerate(columns))

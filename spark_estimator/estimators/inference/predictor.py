@@ -15,13 +15,13 @@ import numpy
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.compat.importer import install, installed
+from spark_estimator.compat.importer import install, is_installed
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference import model_file
 from spark_estimator.estimators.inference.features import read_features, read_table
-from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, struct_of
+from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, make_struct
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ class Predictor(ABC):
     widths: tuple[int, ...]
     batch_size: int
     columns: tuple[PredictionColumn, ...] = ()
-    aliases: bool = field(default_factory=installed)
+    aliases: bool = field(default_factory=is_installed)
     device: str = "cpu"
     precision: str | None = None
     file: str = ""
@@ -69,15 +69,15 @@ class Predictor(ABC):
         return self.encoder.fields
 
     @abstractmethod
-    def loaded(self) -> Any:
+    def load(self) -> Any:
         """Load the model from its payload. The driver sent it, and this process runs the driver's code anyway."""
 
-    def placed(self, model: Any) -> Any:
+    def move_to_device(self, model: Any) -> Any:
         """Move the loaded model to the device of the present task. Another task of this process may have another."""
         return model
 
     @abstractmethod
-    def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
+    def call(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
         """Return the model's results for some rows.
 
         Args:
@@ -89,43 +89,43 @@ class Predictor(ABC):
         """
 
     def finish(self, model: Any) -> None:  # noqa: B027  # there is nothing to wait for on a CPU
-        """Wait until the arrays that `called` has returned have their values."""
+        """Wait until the arrays that `call` has returned have their values."""
 
     @cached_property
     def _key(self) -> str:
-        return self.file or self._digest()
+        return self.file or self._compute_digest()
 
-    def _digest(self) -> str:
+    def _compute_digest(self) -> str:
         """Return the same for the same model, as part of a file's name."""
         return hashlib.sha256(self.payload).hexdigest()
 
-    def sent_by(self, spark: SparkSession) -> Self:
+    def send(self, spark: SparkSession) -> Self:
         """Return the predictor for a function of Spark's: without its payload where a file was sent."""
         if len(self.payload) <= model_file.LARGE:
             return self
-        name = model_file.send(spark, self._digest(), self.payload)
+        name = model_file.send(spark, self._compute_digest(), self.payload)
         return self if name is None else replace(self, payload=b"", file=name)
 
-    def source(self) -> Any:
+    def open_payload(self) -> Any:
         """Return the payload as an open file in memory, or the path of its file."""
-        return model_file.path_of(self.file) if self.file else io.BytesIO(self.payload)
+        return model_file.find_path(self.file) if self.file else io.BytesIO(self.payload)
 
     def prepare_imports(self) -> None:
         """Make Horovod's names importable here where they were on the driver."""
         if self.aliases:
             install()
 
-    def model(self) -> Any:
+    def get_model(self) -> Any:
         """Return the model, loaded once in this process."""
         key = f"{self._key} {self.device}"
         with _lock:
             if key not in _kept:
                 _kept.clear()
                 self.prepare_imports()
-                _kept[key] = self.loaded()
-            return self.placed(_kept[key])
+                _kept[key] = self.load()
+            return self.move_to_device(_kept[key])
 
-    def predictions(self, batch: pyarrow.RecordBatch) -> pyarrow.StructArray:
+    def predict_batch(self, batch: pyarrow.RecordBatch) -> pyarrow.StructArray:
         """Return the columns of predictions for some rows.
 
         Args:
@@ -140,20 +140,22 @@ class Predictor(ABC):
         # Images are many times larger than their bytes: those of a few rows are held at a time.
         most_rows = self.batch_size if self.encoder.decoders else max(1, batch.num_rows)
         pieces = [
-            self._predictions(batch.slice(start, most_rows)) for start in range(0, max(1, batch.num_rows), most_rows)
+            self._predict_piece(batch.slice(start, most_rows)) for start in range(0, max(1, batch.num_rows), most_rows)
         ]
         return pieces[0] if len(pieces) == 1 else pyarrow.concat_arrays(pieces)
 
-    def _predictions(self, batch: pyarrow.RecordBatch) -> pyarrow.StructArray:
-        rows = self.encoder.numbers(batch, source="a batch of rows")
+    def _predict_piece(self, batch: pyarrow.RecordBatch) -> pyarrow.StructArray:
+        rows = self.encoder.to_numbers(batch, source="a batch of rows")
         mask = None
         if any(column.null_count for column in rows.columns):
             mask = numpy.logical_and.reduce([numpy.asarray(column.is_valid()) for column in rows.columns])
             rows = rows.filter(pyarrow.array(mask))
-        struct = struct_of(self.columns, self.outputs_for(self.encoder.matrices(rows, source="a batch of rows")))
-        return struct if mask is None else spread(struct, mask)
+        struct = make_struct(
+            self.columns, self.predict_matrices(self.encoder.make_matrices(rows, source="a batch of rows"))
+        )
+        return struct if mask is None else insert_nulls(struct, mask)
 
-    def outputs_for(self, matrices: Sequence[Array]) -> list[Array]:
+    def predict_matrices(self, matrices: Sequence[Array]) -> list[Array]:
         """Return [outputs] each [rows, width], for [inputs] matrices of [rows, width].
 
         The same rows in the same batches give the same bits. Otherwise a row's values may differ in their last bits, as
@@ -162,13 +164,13 @@ class Predictor(ABC):
         Raises:
             DataError: the model returned other tensors or shapes than when it was trained.
         """
-        model = self.model()
+        model = self.get_model()
         rows = len(matrices[0])
         results: list[list[Array]] = [[] for _ in self.widths]
         for start in range(0, rows, self.batch_size):
             stop = min(start + self.batch_size, rows)
-            pieces = [_filled(matrix[start:stop]) for matrix in matrices]
-            outputs, filled = self.called(model, pieces), len(pieces[0])
+            pieces = [_fill(matrix[start:stop]) for matrix in matrices]
+            outputs, filled = self.call(model, pieces), len(pieces[0])
             if len(outputs) != len(results):
                 raise DataError(f"the model returned {len(outputs)} tensors; {len(results)} were expected.")
             for result, output, width in zip(results, outputs, self.widths, strict=True):
@@ -184,14 +186,14 @@ class Predictor(ABC):
             for parts, width in zip(results, self.widths, strict=True)
         ]
 
-    def outputs_of(self, features: Any) -> list[Array]:
+    def predict_features(self, features: Any) -> list[Array]:
         """Return [outputs] each [rows, width], for what a model's ``predict`` takes.
 
         Raises:
             TypeError, DataError: it cannot be used.
         """
         batch = read_features(features, self.encoder, self.zone)
-        return self.outputs_for(self.encoder.encode(batch, source="a batch of rows"))
+        return self.predict_matrices(self.encoder.encode(batch, source="a batch of rows"))
 
     def call_on_row(self, model: Any, row: Any) -> list[Array]:
         """Return [outputs] what a model returns for a row, as it is.
@@ -202,28 +204,28 @@ class Predictor(ABC):
         features = {name: [row[name]] for field in self.inputs for name in field.names}
         batch = read_features(features, self.encoder, self.zone)
         matrices = [numpy.require(each, requirements="W") for each in self.encoder.encode(batch, source="a row")]
-        return self.called(model, matrices)
+        return self.call(model, matrices)
 
-    def arrow_batches(self, batches: Iterator[Any]) -> Iterator[pyarrow.Array]:
+    def predict_arrow_batches(self, batches: Iterator[Any]) -> Iterator[pyarrow.Array]:
         """Yield the predictions of an Arrow UDF over an iterator: each batch is a tuple of arrays."""
-        return (self.predictions(self._batch(self.encoder.unpacked(batch))) for batch in batches)
+        return (self.predict_batch(self._make_batch(self.encoder.unpack(batch))) for batch in batches)
 
-    def pandas_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def predict_pandas_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the same of a pandas UDF, in Spark versions that have no Arrow UDFs."""
         for columns in batches:
             # NaN in a column of numbers is what pandas makes of null; in an array it is NaN.
             arrays = [pyarrow.array(column, from_pandas=column.dtype != object) for column in columns]
-            struct = self.predictions(self._batch(arrays))
+            struct = self.predict_batch(self._make_batch(arrays))
             frame = pyarrow.RecordBatch.from_struct_array(struct).to_pandas(integer_object_nulls=True)
             for name in frame.columns:
                 if frame[name].dtype == object:
                     frame[name] = [None if value is None else numpy.asarray(value).tolist() for value in frame[name]]
             yield frame
 
-    def _batch(self, arrays: Sequence[pyarrow.Array]) -> pyarrow.RecordBatch:
+    def _make_batch(self, arrays: Sequence[pyarrow.Array]) -> pyarrow.RecordBatch:
         return pyarrow.RecordBatch.from_arrays(arrays, names=list(self.encoder.columns))
 
-    def frame(self, features: Any) -> Any:
+    def predict_frame(self, features: Any) -> Any:
         """Return the columns of predictions as a pandas frame.
 
         Args:
@@ -234,10 +236,10 @@ class Predictor(ABC):
             DataError: a column is missing, or cannot be used.
         """
         batch = read_table(features, self.encoder, self.zone, nulls=True)
-        return self.as_frame(self.predictions(batch), getattr(features, "index", None))
+        return self.to_frame(self.predict_batch(batch), getattr(features, "index", None))
 
-    def as_frame(self, struct: pyarrow.StructArray, index: Any) -> Any:
-        """Return the result of `predictions` as a pandas frame.
+    def to_frame(self, struct: pyarrow.StructArray, index: Any) -> Any:
+        """Return the result of `predict_batch` as a pandas frame.
 
         Args:
             index: of the frame; None: the numbers of rows.
@@ -245,20 +247,20 @@ class Predictor(ABC):
         import pandas
 
         series = {
-            column.name: column.in_pandas(values, self.zone)
+            column.name: column.to_pandas(values, self.zone)
             for column, values in zip(self.columns, struct.flatten(), strict=True)
         }
         frame = pandas.DataFrame(series, columns=list(series))
         return frame if index is None else frame.set_axis(index, axis=0)
 
 
-def spread(struct: pyarrow.StructArray, mask: Array) -> pyarrow.StructArray:
+def insert_nulls(struct: pyarrow.StructArray, mask: Array) -> pyarrow.StructArray:
     """[rows] with null where the mask is false; the values in their order where it is true."""
     places = numpy.cumsum(mask) - 1
     return struct.take(pyarrow.array(places, pyarrow.int64(), mask=~mask))
 
 
-def _filled(matrix: Array) -> Array:
+def _fill(matrix: Array) -> Array:
     """With its last row again, up to a multiple of `ROWS_ALIKE`; it may be written to."""
     more = -len(matrix) % ROWS_ALIKE
     if more:

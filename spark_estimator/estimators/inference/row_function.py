@@ -17,10 +17,10 @@ import cloudpickle
 import numpy
 
 from spark_estimator.data.fields import Array
-from spark_estimator.data.quoting import quoted
+from spark_estimator.data.quoting import quote
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference.features import check_values
-from spark_estimator.estimators.inference.prediction_columns import Role, struct_of, struct_type
+from spark_estimator.estimators.inference.prediction_columns import Role, make_struct, make_struct_type
 from spark_estimator.estimators.inference.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class RowFunction:
     payload: bytes
 
     @classmethod
-    def of(cls, predictor: Predictor, function: Callable[[Any, Any], Any]) -> RowFunction:
+    def from_function(cls, predictor: Predictor, function: Callable[[Any, Any], Any]) -> RowFunction:
         """Return one with a copy of the function as it is now."""
         return cls(predictor, cloudpickle.dumps(function))
 
@@ -55,20 +55,20 @@ class RowFunction:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.predictor, self.payload)
 
-    def outputs_of(self, row: Any) -> list[Array]:
+    def call_function(self, row: Any) -> list[Array]:
         """Return [labels] the values that the function returns for a row."""
-        result = self.function(self.predictor.model(), row)
+        result = self.function(self.predictor.get_model(), row)
         outputs = result if isinstance(result, (list, tuple)) else [result]
-        return [_values(output) for output in outputs]
+        return [_to_values(output) for output in outputs]
 
-    def predictions(self, row: Any) -> tuple[Any, ...]:
+    def predict_row(self, row: Any) -> tuple[Any, ...]:
         """Return the predictor's columns of predictions for a row.
 
         Raises:
             DataError: the function returned other numbers of values.
         """
         columns = self.predictor.columns
-        outputs = self.outputs_of(row)
+        outputs = self.call_function(row)
         returned = [len(output) for output in outputs]
         expected = [column.width for column in columns if column.role is Role.LABEL]
         if returned != expected:
@@ -76,35 +76,35 @@ class RowFunction:
                 f"the function of get_prediction_fn() returned {returned} values for a row; {expected} were expected, "
                 "as for the first row."
             )
-        struct = struct_of(columns, [output.reshape(1, -1) for output in outputs])
+        struct = make_struct(columns, [output.reshape(1, -1) for output in outputs])
         return tuple(struct[0].as_py().values())
 
-    def frame(self, features: Any) -> Any:
+    def predict_frame(self, features: Any) -> Any:
         """Return the columns of predictions for the rows of a pandas frame, or of a mapping, as a pandas frame."""
         import pandas
 
         for name in features:
             check_values(features[name], name)
         frame = pandas.DataFrame(features)
-        rows = [self.predictions(row) for row in frame.to_dict("records")]
+        rows = [self.predict_row(row) for row in frame.to_dict("records")]
         names = [column.name for column in self.predictor.columns]
         return pandas.DataFrame(rows, columns=names, index=frame.index)
 
 
-def row_udf(row_function: RowFunction, dataset: DataFrame) -> Any:
+def make_row_udf(row_function: RowFunction, dataset: DataFrame) -> Any:
     """Return a column with a struct of the predictions for each row."""
     from pyspark.sql import functions
 
-    def predicted(row: Any) -> tuple[Any, ...]:
-        return row_function.predictions(row)
+    def predict(row: Any) -> tuple[Any, ...]:
+        return row_function.predict_row(row)
 
-    predicted.__annotations__ = {}  # as text they are no types to PySpark, which warns
-    columns = [functions.col(quoted(name)) for name in dataset.columns]
-    struct = struct_type(row_function.predictor.columns)
-    return functions.udf(predicted, struct)(functions.struct(*columns))
+    predict.__annotations__ = {}  # as text they are no types to PySpark, which warns
+    columns = [functions.col(quote(name)) for name in dataset.columns]
+    struct = make_struct_type(row_function.predictor.columns)
+    return functions.udf(predict, struct)(functions.struct(*columns))
 
 
-def _values(output: Any) -> Array:
+def _to_values(output: Any) -> Array:
     if hasattr(output, "detach"):
         output = output.detach().cpu().numpy()
     return numpy.asarray(output, numpy.float64).reshape(-1)

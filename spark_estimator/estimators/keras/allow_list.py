@@ -137,7 +137,7 @@ FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 _OF_FUNCTIONS = ("builtins", "keras.activations", "keras.losses", "keras.metrics")
 
 
-def strange_names(config: Any, known: Collection[str]) -> list[str]:
+def find_foreign_names(config: Any, user_names: Collection[str]) -> list[str]:
     """Return, in alphabetical order, what a configuration in Keras' JSON names that is neither in the tables nor
     known.
 
@@ -149,15 +149,15 @@ def strange_names(config: Any, known: Collection[str]) -> list[str]:
     while rest:
         item = rest.pop()
         if isinstance(item, dict):
-            if "class_name" in item and not _is_allowed(item, known):
-                result.add(_words_for(item))
+            if "class_name" in item and not _is_allowed(item, user_names):
+                result.add(_describe(item))
             rest.extend(item.values())
         elif isinstance(item, list):
             rest.extend(item)
     return sorted(result)
 
 
-def _is_allowed(item: dict[str, Any], known: Collection[str]) -> bool:
+def _is_allowed(item: dict[str, Any], user_names: Collection[str]) -> bool:
     """Return whether Keras would make of the item a value, an object of the user's own, or one in the tables."""
     name, config = item["class_name"], item.get("config")
     if not isinstance(name, str):
@@ -172,16 +172,16 @@ def _is_allowed(item: dict[str, Any], known: Collection[str]) -> bool:
         if not isinstance(config, str):
             return False
         # Keras finds a function that was registered as "package>name" by its name alone.
-        is_known = config in known or any(each.endswith(f">{config}") for each in known)
+        is_known = config in user_names or any(each.endswith(f">{config}") for each in user_names)
         return is_known or (module in _OF_FUNCTIONS and config in FUNCTIONS and registered in (None, name, config))
-    if registered in known:
+    if registered in user_names:
         return True
     # A vocabulary that is a text is the path of a file.
     names_file = isinstance(config, dict) and isinstance(config.get("vocabulary"), str)
     return name in CLASSES.get(module or "", ()) and registered in (None, name) and not names_file
 
 
-def _words_for(item: dict[str, Any]) -> str:
+def _describe(item: dict[str, Any]) -> str:
     name = item["class_name"]
     if name in ("__lambda__", "Lambda"):
         return "a Lambda"
@@ -197,11 +197,11 @@ def check_archive(content: bytes) -> None:
         if others or len(set(names)) < len(names):
             raise DataError(f"it holds {', '.join(map(repr, others)) or 'a file twice'}, which Keras 3 does not write")
         weights = archive.read("model.weights.h5") if "model.weights.h5" in names else b""
-    for flaw in _flaws_of(weights):
+    for flaw in _find_flaws(weights):
         raise DataError(f"its model.weights.h5 {flaw}, and Keras writes numbers only")
 
 
-def _flaws_of(weights: bytes) -> Iterator[str]:
+def _find_flaws(weights: bytes) -> Iterator[str]:
     """Yield what an HDF5 file holds besides groups of numbers: it can name other files."""
     import h5py
 

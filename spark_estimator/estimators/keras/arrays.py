@@ -13,7 +13,7 @@ from spark_estimator.keras.importing import is_keras_2, keras_of
 Shape = tuple[int | None, ...]
 
 
-def input_shapes(model: Any) -> list[Shape] | None:
+def get_input_shapes(model: Any) -> list[Shape] | None:
     """Return [inputs] their shapes without the rows; None if the model has no known inputs."""
     try:
         inputs = model.inputs
@@ -22,7 +22,7 @@ def input_shapes(model: Any) -> list[Shape] | None:
     return [tuple(tensor.shape[1:]) for tensor in inputs] if inputs else None
 
 
-def arrays_of(matrices: Sequence[Array], fields: Sequence[Field]) -> list[Array]:
+def to_arrays(matrices: Sequence[Array], fields: Sequence[Field]) -> list[Array]:
     """Return [fields] each [rows, *field.shape], of matrices [rows, width]."""
     result = []
     for matrix, field in zip(matrices, fields, strict=True):
@@ -31,7 +31,7 @@ def arrays_of(matrices: Sequence[Array], fields: Sequence[Field]) -> list[Array]
     return result
 
 
-def as_inputs(model: Any, arrays: Sequence[Array], fields: Sequence[Field]) -> Any:
+def to_inputs(model: Any, arrays: Sequence[Array], fields: Sequence[Field]) -> Any:
     """Return the model's input: one array, a list, or a dict by the names of its inputs.
 
     An input whose shape is known gets its rows in that shape. If columns have the names of a dict's inputs, they
@@ -46,24 +46,24 @@ def as_inputs(model: Any, arrays: Sequence[Array], fields: Sequence[Field]) -> A
     keys = list(struct) if isinstance(struct, dict) else None
     order = list(range(len(arrays)))
     if keys is not None:
-        by_name = {field.name: place for place, field in enumerate(fields)}
+        by_name = {field.name: position for position, field in enumerate(fields)}
         if set(keys) == set(by_name):
             order = [by_name[key] for key in keys]
-    shapes = input_shapes(model)
+    shapes = get_input_shapes(model)
     if keys is not None and struct is not None:
         shapes = [tuple(struct[key].shape[1:]) for key in keys]
     if shapes is None or len(shapes) != len(arrays):
         shapes = [(None,)] * len(arrays)
     shaped = [
-        _shaped(arrays[place], shape, fields[place], number)
-        for number, (place, shape) in enumerate(zip(order, shapes, strict=True))
+        _reshape(arrays[position], shape, fields[position], number)
+        for number, (position, shape) in enumerate(zip(order, shapes, strict=True))
     ]
     if keys is not None:
         return dict(zip(keys, shaped, strict=True))
     return shaped[0] if len(shaped) == 1 else shaped
 
 
-def _shaped(array: Array, shape: Shape, field: Field, number: int) -> Array:
+def _reshape(array: Array, shape: Shape, field: Field, number: int) -> Array:
     if None in shape:
         return array
     if math.prod(extent or 0 for extent in shape) != field.width:
@@ -75,7 +75,7 @@ def _shaped(array: Array, shape: Shape, field: Field, number: int) -> Array:
     return array.reshape(len(array), *(extent or 0 for extent in shape))
 
 
-def as_tensors(model: Any, arrays: Any) -> Any:
+def to_tensors(model: Any, arrays: Any) -> Any:
     """Return arrays of any structure as tensors of the model's backend, which losses and metrics get in Keras' own
     ``fit``.
 
@@ -88,14 +88,14 @@ def as_tensors(model: Any, arrays: Any) -> Any:
     return keras.tree.map_structure(lambda array: None if array is None else keras.ops.convert_to_tensor(array), arrays)
 
 
-def outputs_of(returned: Any) -> list[Any]:
+def to_outputs(returned: Any) -> list[Any]:
     """Return [outputs] what a model has returned, in Keras' order."""
     if isinstance(returned, dict):
         return list(returned.values())
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
-def as_labels(returned: Any, arrays: Sequence[Array], label_shapes: Sequence[Sequence[int]] | None) -> Any:
+def to_labels(returned: Any, arrays: Sequence[Array], label_shapes: Sequence[Sequence[int]] | None) -> Any:
     """Return labels in the structure of what the model returns for them, and in its shapes if they have as many
     values.
 
@@ -103,10 +103,10 @@ def as_labels(returned: Any, arrays: Sequence[Array], label_shapes: Sequence[Seq
         returned: by the model, for as many rows or others.
         label_shapes: the estimator's parameter.
     """
-    outputs = outputs_of(returned)
+    outputs = to_outputs(returned)
     shaped = []
-    for place, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
-        extents = output.shape[1:] if label_shapes is None else label_shapes[place][1:]
+    for number, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
+        extents = output.shape[1:] if label_shapes is None else label_shapes[number][1:]
         shape = tuple(int(extent) for extent in extents)
         rows = len(array)
         fits = label_shapes is not None or array.size == rows * math.prod(shape)

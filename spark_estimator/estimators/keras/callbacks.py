@@ -15,15 +15,15 @@ import numpy
 from spark_estimator import log
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
-from spark_estimator.estimators.keras.history import flattened
-from spark_estimator.estimators.keras.objects import opened
+from spark_estimator.estimators.keras.history import flatten_entry
+from spark_estimator.estimators.keras.objects import unpack
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.keras.callbacks import HorovodCallback, LearningRateScheduleCallback
 from spark_estimator.keras.importing import keras_of
-from spark_estimator.keras.optimizers import rate_of
-from spark_estimator.keras.rates import use_rate_of_one_process
+from spark_estimator.keras.optimizers import read_rate
+from spark_estimator.keras.rates import use_single_process_rate
 
-_log = log.logger(__name__)
+_log = log.get_logger(__name__)
 
 
 class _Last(HorovodCallback):
@@ -39,7 +39,7 @@ def _begin_at_rate_of(optimizer: Any, callbacks: Sequence[Any]) -> None:
     """Set the optimizer's rate, which is multiplied by the number of ranks, as the ``initial_lr`` of Horovod's
     schedules, as Horovod's estimator does.
     """
-    rate = rate_of(optimizer)
+    rate = read_rate(optimizer)
     for callback in callbacks:
         if isinstance(callback, LearningRateScheduleCallback):
             same = [math.isclose(callback.initial_lr, other, rel_tol=1e-6) for other in (rate, rate / context.size())]
@@ -64,13 +64,13 @@ class KerasCallbacks:
     _saves: Any = None
 
     def __init__(self, parts: KerasParts, model: Any, epochs: int, steps: int) -> None:
-        custom = opened(parts.custom_objects)
-        callbacks = opened(parts.callbacks, custom)
+        custom = unpack(parts.custom_objects)
+        callbacks = unpack(parts.callbacks, custom)
         _begin_at_rate_of(model.optimizer, callbacks)
-        checkpoint_callback = opened(parts.checkpoint_callback, custom)
+        checkpoint_callback = unpack(parts.checkpoint_callback, custom)
         self._last = _Last()
         self._on_all = list(callbacks)
-        self._initial = list(map(_plain_attributes, callbacks))
+        self._initial = list(map(_copy_attributes, callbacks))
         self._model = model
         self._model.stop_training = False
         self._operations: Any = getattr(keras_of(model), "ops", None)  # not in Keras 2
@@ -90,12 +90,12 @@ class KerasCallbacks:
         # A file holds the rate of one process: it may be read after a change of the number of ranks.
         hooks = ["on_epoch_end"] if self._saves.save_freq == "epoch" else ["on_epoch_end", "on_train_batch_end"]
         for hook in hooks:
-            setattr(self._saves, hook, self._at_rate_of_one_process(getattr(self._saves, hook)))
+            setattr(self._saves, hook, self._wrap_at_single_rate(getattr(self._saves, hook)))
 
-    def _at_rate_of_one_process(self, hook: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_at_single_rate(self, hook: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(hook)
         def call(*args: Any, **kwargs: Any) -> None:
-            with use_rate_of_one_process(self._model.optimizer, context.size()):
+            with use_single_process_rate(self._model.optimizer, context.size()):
                 hook(*args, **kwargs)
 
         return call
@@ -103,7 +103,7 @@ class KerasCallbacks:
     def on_train_begin(self) -> None:
         """Call Keras' ``on_train_begin``, and note the callbacks' attributes."""
         self._list.on_train_begin()
-        self._initial = list(map(_plain_attributes, self._on_all))
+        self._initial = list(map(_copy_attributes, self._on_all))
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
         self._list.on_train_end(logs)
@@ -126,10 +126,10 @@ class KerasCallbacks:
 
     def on_epoch_end(self, epoch: int, entry: dict[str, Any]) -> None:
         """Pass the epoch to the callbacks, and keep the numbers that they add to it. A collective."""
-        known = flattened(entry)
-        self._list.on_epoch_end(epoch, dict(known))
+        numbers = flatten_entry(entry)
+        self._list.on_epoch_end(epoch, dict(numbers))
         logs = self._last.logs
-        more = {name: number for name, value in logs.items() if name not in known and (number := _number(value))}
+        more = {name: number for name, value in logs.items() if name not in numbers and (number := _to_number(value))}
         if more:
             entry["more"] = {name: number[0] for name, number in more.items()}
         self.want_to_stop = self.is_stopping()
@@ -143,7 +143,7 @@ class KerasCallbacks:
         """End the training after this epoch, as a callback does."""
         self._model.stop_training = True
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Return, on rank 0, what `checkpoint_callback` has kept, and what has changed in the others since
         `on_train_begin`.
 
@@ -152,16 +152,16 @@ class KerasCallbacks:
         """
         changed = {
             "attributes": [
-                {key: value for key, value in _plain_attributes(each).items() if not _equal(value, initial.get(key))}
+                {key: value for key, value in _copy_attributes(each).items() if not _is_equal(value, initial.get(key))}
                 for each, initial in zip(self._on_all, self._initial, strict=True)
             ],
-            "comparisons": [_operations(each, self._operations) for each in self._on_all],
+            "comparisons": [_find_operations(each, self._operations) for each in self._on_all],
         }
         if self._saves is None:
             return changed
         file = Path(self._saves.filepath)
         content = file.read_bytes() if file.exists() else b""
-        counted = {key: value for key, value in _plain_attributes(self._saves).items() if key != "filepath"}
+        counted = {key: value for key, value in _copy_attributes(self._saves).items() if key != "filepath"}
         return {"file": numpy.frombuffer(content, numpy.uint8), "saves": counted, **changed}
 
     def take(self, state: dict[str, Any]) -> None:
@@ -185,12 +185,12 @@ class KerasCallbacks:
             self._model.load_weights(self._saves.filepath)
 
 
-def _plain_attributes(callback: Any) -> dict[str, Any]:
+def _copy_attributes(callback: Any) -> dict[str, Any]:
     """Return copies of the attributes of a callback that a checkpoint can hold."""
     return {name: copy.deepcopy(value) for name, value in vars(callback).items() if _is_plain(value)}
 
 
-def _operations(callback: Any, operations: Any) -> dict[str, str]:
+def _find_operations(callback: Any, operations: Any) -> dict[str, str]:
     """Return the names of functions of ``keras.ops`` that a callback has in attributes."""
     named = {key: getattr(value, "__name__", "") for key, value in vars(callback).items() if callable(value)}
     return {key: name for key, name in named.items() if getattr(operations, name, None) is getattr(callback, key)}
@@ -206,20 +206,20 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, numpy.bool_, numpy.integer, numpy.floating))
 
 
-def _equal(value: Any, other: Any) -> bool:
+def _is_equal(value: Any, other: Any) -> bool:
     """Return whether two plain values are the same."""
     if isinstance(value, numpy.ndarray) or isinstance(other, numpy.ndarray):
         return type(value) is type(other) and value.dtype == other.dtype and numpy.array_equal(value, other)
     if type(value) is not type(other):
         return False
     if isinstance(value, list):
-        return len(value) == len(other) and all(map(_equal, value, other))
+        return len(value) == len(other) and all(map(_is_equal, value, other))
     if isinstance(value, dict):
-        return value.keys() == other.keys() and all(_equal(item, other[key]) for key, item in value.items())
+        return value.keys() == other.keys() and all(_is_equal(item, other[key]) for key, item in value.items())
     return bool(value == other)
 
 
-def _number(value: Any) -> tuple[float] | None:
+def _to_number(value: Any) -> tuple[float] | None:
     try:
         return (float(value),)
     except (TypeError, ValueError):

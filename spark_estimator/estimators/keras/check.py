@@ -11,24 +11,24 @@ import pyarrow
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.keras.arrays import (
-    arrays_of,
-    as_inputs,
-    as_labels,
-    as_tensors,
-    input_shapes,
-    outputs_of,
+    get_input_shapes,
+    to_arrays,
+    to_inputs,
+    to_labels,
+    to_outputs,
+    to_tensors,
 )
-from spark_estimator.estimators.keras.objects import Recipe, loaded, opened, rng_state_kept, values_of
+from spark_estimator.estimators.keras.objects import Recipe, get_values, keep_rng_state, load_dumped, unpack
 from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.rows.shapes import (
     Fields,
     MetricError,
-    class_error,
-    not_finite,
-    shown,
+    describe_fields,
+    find_not_finite,
+    make_class_error,
 )
 from spark_estimator.keras.importing import backend, is_keras_2, keras_of
-from spark_estimator.keras.optimizers import variables_of
+from spark_estimator.keras.optimizers import list_variables
 
 
 class KerasTrial:
@@ -52,9 +52,9 @@ class KerasTrial:
         self.takes = f"the model {model.name!r}"
         self.state_bytes = 0
 
-    def positional(self) -> tuple[int, float]:
+    def count_positional(self) -> tuple[int, float]:
         """See `shapes.Trial.count_positional`."""
-        shapes = input_shapes(self._model)
+        shapes = get_input_shapes(self._model)
         if shapes is not None:
             return len(shapes), len(shapes)
         return 1, 1  # a subclassed model is called with one argument; input_shapes shows that it is a list
@@ -62,14 +62,14 @@ class KerasTrial:
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
         """See `shapes.Trial.run`."""
         matrices = [matrix.copy() for matrix in fields.matrices(rows)]
-        arrays = arrays_of(matrices, fields.all)
+        arrays = to_arrays(matrices, fields.all)
         count, labels = len(fields.inputs), len(fields.labels)
         weight = arrays[-1].reshape(-1) if fields.weight else None
-        with rng_state_kept():
-            model = loaded(self._parts.model, self._custom)
-            inputs = as_inputs(model, arrays[:count], fields.inputs)
+        with keep_rng_state():
+            model = load_dumped(self._parts.model, self._custom)
+            inputs = to_inputs(model, arrays[:count], fields.inputs)
             returned = model(inputs, training=False)
-            outputs = outputs_of(returned)
+            outputs = to_outputs(returned)
             if len(outputs) != labels:
                 raise DataError(
                     f"{self.takes} returns {len(outputs)} outputs, and there are {labels} label columns "
@@ -81,22 +81,23 @@ class KerasTrial:
                         f"the model returned {list(output.shape)} for a batch of {rows.num_rows} rows with the label "
                         f"{field.name!r}: the first dimension must be the batch."
                     )
-            targets = as_labels(returned, arrays[count : count + labels], self._parts.label_shapes)
-            inputs, targets, weight = as_tensors(model, (inputs, targets, weight))
-            recipe: Recipe = opened(self._parts.recipe, self._custom)
+            targets = to_labels(returned, arrays[count : count + labels], self._parts.label_shapes)
+            inputs, targets, weight = to_tensors(model, (inputs, targets, weight))
+            recipe: Recipe = unpack(self._parts.recipe, self._custom)
             _check_classes(recipe.loss, outputs, arrays[count : count + labels], fields)
             recipe.compile(model)
             _check_metrics(model, {"x": inputs, "y": targets, "y_pred": returned, "sample_weight": weight})
             if backend(model) != "jax":
                 model.run_eagerly = True  # a step of a graph would have to be made first
             logs = model.train_on_batch(inputs, targets, sample_weight=weight, return_dict=True)
-            variables = [*model.weights, *variables_of(model.optimizer)]
-            self.state_bytes = sum(values_of([variable])[0].nbytes for variable in variables)
+            variables = [*model.weights, *list_variables(model.optimizer)]
+            self.state_bytes = sum(get_values([variable])[0].nbytes for variable in variables)
         loss = float(numpy.asarray(logs["loss"])) if "loss" in logs else 0.0
         if not math.isfinite(loss):
             raise DataError(
                 f"the loss of the first {rows.num_rows} rows is {loss}: "
-                f"{not_finite(rows, fields) or 'the model computes it so from finite numbers'}. {shown(fields)}"
+                f"{find_not_finite(rows, fields) or 'the model computes it so from finite numbers'}. "
+                f"{describe_fields(fields)}"
             )
         return tuple(int(math.prod(int(extent) for extent in output.shape[1:])) for output in outputs)
 
@@ -125,4 +126,4 @@ def _check_classes(loss: Any, outputs: list[Any], labels: list[Any], fields: Fie
         classes = int(output.shape[-1])
         wrong = label[(label < 0) | (label >= classes)]
         if wrong.size:
-            raise class_error(field.name, int(wrong.reshape(-1)[0]), classes)
+            raise make_class_error(field.name, int(wrong.reshape(-1)[0]), classes)

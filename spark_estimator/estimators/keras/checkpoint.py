@@ -15,51 +15,51 @@ _ARRAY = "__array__"
 class KerasForm:
     """See `checkpoint.CheckpointFormat`: an ``.npz`` file with the arrays, and JSON with the position of each."""
 
-    def stream(self, content: dict[str, Any]) -> io.BytesIO:
+    def to_stream(self, content: dict[str, Any]) -> io.BytesIO:
         """See `checkpoint.CheckpointFormat.to_stream`."""
         arrays: dict[str, Any] = {}
-        header = json.dumps(_without_arrays(content, arrays)).encode()
+        header = json.dumps(_extract_arrays(content, arrays)).encode()
         stream = io.BytesIO()
         arrays[_HEADER] = numpy.frombuffer(header, numpy.uint8)
         numpy.savez(stream, **arrays)
         stream.seek(0, io.SEEK_END)
         return stream
 
-    def unpacked(self, content: bytes) -> dict[str, Any]:
+    def unpack(self, content: bytes) -> dict[str, Any]:
         """See `checkpoint.CheckpointFormat.unpack`."""
         with numpy.load(io.BytesIO(content), allow_pickle=False) as file:
-            result: dict[str, Any] = _with_arrays(json.loads(file[_HEADER].tobytes()), file)
+            result: dict[str, Any] = _insert_arrays(json.loads(file[_HEADER].tobytes()), file)
         return result
 
-    def why(self, error: Exception) -> str:
+    def describe_error(self, error: Exception) -> str:
         """See `checkpoint.CheckpointFormat.describe_error`."""
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _without_arrays(content: Any, arrays: dict[str, Any]) -> Any:
+def _extract_arrays(content: Any, arrays: dict[str, Any]) -> Any:
     if isinstance(content, numpy.ndarray):
         name = f"a{len(arrays)}"
         # as bytes: NumPy's files know no bfloat16
         arrays[name] = numpy.frombuffer(content.tobytes(), numpy.uint8)
         return {_ARRAY: name, "dtype": content.dtype.name, "shape": list(content.shape)}
     if isinstance(content, dict):
-        return {str(name): _without_arrays(value, arrays) for name, value in content.items()}
+        return {str(name): _extract_arrays(value, arrays) for name, value in content.items()}
     if isinstance(content, (list, tuple)):
-        return [_without_arrays(value, arrays) for value in content]
+        return [_extract_arrays(value, arrays) for value in content]
     return content.item() if isinstance(content, numpy.generic) else content
 
 
-def _with_arrays(content: Any, file: Any) -> Any:
+def _insert_arrays(content: Any, file: Any) -> Any:
     if isinstance(content, dict):
         if _ARRAY in content:
-            values = numpy.frombuffer(file[content[_ARRAY]].tobytes(), _dtype(content["dtype"]))
+            values = numpy.frombuffer(file[content[_ARRAY]].tobytes(), _to_dtype(content["dtype"]))
             return values.reshape(content["shape"]).copy()
-        return {name: _with_arrays(value, file) for name, value in content.items()}
-    return [_with_arrays(value, file) for value in content] if isinstance(content, list) else content
+        return {name: _insert_arrays(value, file) for name, value in content.items()}
+    return [_insert_arrays(value, file) for value in content] if isinstance(content, list) else content
 
 
-def _dtype(name: str) -> Any:
+def _to_dtype(name: str) -> Any:
     try:
         return numpy.dtype(name)
     except TypeError:

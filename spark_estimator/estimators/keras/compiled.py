@@ -17,7 +17,7 @@ class CompileArguments(NamedTuple):
     weighted_metrics: Any
 
 
-def arguments_of(model: Any) -> CompileArguments | None:
+def get_arguments(model: Any) -> CompileArguments | None:
     """Return the arguments that a model was compiled with; None if it was not."""
     if is_keras_2(model):
         losses, metrics = getattr(model, "compiled_loss", None), getattr(model, "compiled_metrics", None)
@@ -58,13 +58,13 @@ def compile_step(model: Any) -> None:
         present = tuple(item for item in data if item is not None)
         if step is None:
             # Of the batch that Keras passes: Keras 2 makes tuples of lists, and casts floats.
-            step = _any_size(model, present, absent=len(data) - len(present))
+            step = _compile_any_size(model, present, absent=len(data) - len(present))
         return step(*present)
 
     model.train_function = train
 
 
-def _any_size(model: Any, batch: tuple[Any, ...], absent: int) -> Callable[..., Any]:
+def _compile_any_size(model: Any, batch: tuple[Any, ...], absent: int) -> Callable[..., Any]:
     """Compile a model's ``train_step`` for batches of any size.
 
     Args:
@@ -73,10 +73,10 @@ def _any_size(model: Any, batch: tuple[Any, ...], absent: int) -> Callable[..., 
     """
     import tensorflow
 
-    def spec(array: Any) -> Any:
+    def make_spec(array: Any) -> Any:
         return tensorflow.TensorSpec((None, *array.shape[1:]), array.dtype)
 
-    @tensorflow.function(input_signature=tensorflow.nest.map_structure(spec, batch), jit_compile=model.jit_compile)
+    @tensorflow.function(input_signature=tensorflow.nest.map_structure(make_spec, batch), jit_compile=model.jit_compile)
     @tensorflow.autograph.experimental.do_not_convert
     def step(*arrays: Any) -> Any:
         return model.train_step((*arrays, *(None,) * absent))

@@ -15,19 +15,19 @@ from spark_estimator.estimators.keras import start as keras_start
 from spark_estimator.estimators.keras.check import KerasTrial
 from spark_estimator.estimators.keras.keywords import KerasEstimatorKeywords
 from spark_estimator.estimators.keras.model import KerasModel
-from spark_estimator.estimators.keras.objects import loaded, values_of
+from spark_estimator.estimators.keras.objects import get_values, load_dumped
 from spark_estimator.estimators.keras.params import ESTIMATOR, WITHOUT_EFFECT
-from spark_estimator.estimators.keras.parts import parts_of
-from spark_estimator.estimators.params import with_params
-from spark_estimator.estimators.protocol import with_ineffective
+from spark_estimator.estimators.keras.parts import make_parts
+from spark_estimator.estimators.params import add_params
+from spark_estimator.estimators.protocol import add_ineffective
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 
-@with_ineffective(
+@add_ineffective(
     {"tensorflow_dataset_prefetch_buffer_size": ("TensorflowDatasetPrefetchBufferSize", 0)}, WITHOUT_EFFECT
 )
-@with_params(ESTIMATOR)
+@add_params(ESTIMATOR)
 class KerasEstimator(KerasEstimatorKeywords, TableEstimator[KerasModel]):
     """Trains a Keras model on the rows of a DataFrame: ``model = KerasEstimator(...).fit(df)``.
 
@@ -49,10 +49,10 @@ class KerasEstimator(KerasEstimatorKeywords, TableEstimator[KerasModel]):
     _prefix = "keras"
     _model_kind = KerasModel
 
-    def _training(self) -> _KerasTraining:
+    def _make_training(self) -> _KerasTraining:
         return _KerasTraining(self._value)
 
-    def _completed(self, fitted: Any, training: Any) -> Any:
+    def _complete(self, fitted: Any, training: Any) -> Any:
         return fitted.setCustomObjects(training.custom)
 
     def getModelShapes(self) -> tuple[list[list[int]], list[list[int]]]:  # Horovod's get_model_shapes
@@ -100,7 +100,7 @@ class _KerasTraining:
     """
 
     def __init__(self, value: Callable[[str], Any]) -> None:
-        parts, self.labels, output_kinds, self.custom = parts_of(value)
+        parts, self.labels, output_kinds, self.custom = make_parts(value)
         self.framework: Any = parts
         self._model = value("model")
         self.output_kinds: Sequence[OutputKind] = output_kinds
@@ -114,20 +114,20 @@ class _KerasTraining:
         """See `estimator.FrameworkTraining`: of the model with the state of its optimizer, which is saved with it."""
         return self._trial.state_bytes or len(self.framework.model)
 
-    def digest(self) -> str:
+    def compute_digest(self) -> str:
         """See `estimator.FrameworkTraining.compute_digest`."""
         digest = hashlib.blake2b(digest_size=16)
-        for array in values_of(self._model.weights):
+        for array in get_values(self._model.weights):
             digest.update(array.tobytes())
         return digest.hexdigest()
 
-    def trained(self, state: bytes) -> tuple[Any, None]:
+    def load_trained(self, state: bytes) -> tuple[Any, None]:
         """See `estimator.FrameworkTraining.load_trained`: compiled, with the optimizer's state, which is in the
         model.
         """
         try:
-            return loaded(state, self.custom, compile=True), None
+            return load_dumped(state, self.custom, compile=True), None
         except Exception as error:
-            model = loaded(state, self.custom)
+            model = load_dumped(state, self.custom)
             warnings.warn(f"the trained model is not compiled: {error}", stacklevel=2)
             return model, None

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.keras.allow_list import strange_names
+from spark_estimator.estimators.keras.allow_list import find_foreign_names
 from spark_estimator.estimators.keras.files import read_keras, write_keras
-from spark_estimator.estimators.keras.objects import custom_objects_of, packed, pickled
+from spark_estimator.estimators.keras.objects import find_custom_objects, pack, pickle_objects
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import TRUST, is_trusted
 from spark_estimator.estimators.persistence.manifest import Manifest
-from spark_estimator.estimators.persistence.remote_folders import readable_folder
+from spark_estimator.estimators.persistence.remote_folders import open_folder
 from spark_estimator.keras.importing import is_keras_2, keras_of, keras_of_version
 from spark_estimator.keras.optimizers import is_optimizer
 
@@ -41,12 +41,12 @@ def write(estimator: TableParams, folder: Path) -> None:
     Raises:
         DataError: a parameter cannot be pickled.
     """
-    estimator_files.write(estimator, folder, _OBJECTS, _dump, pickled)
+    estimator_files.write(estimator, folder, _OBJECTS, _dump, pickle_objects)
 
 
 def load(kind: type[_Estimator], path: str, custom_objects: Mapping[str, Any] | None, *, trust: bool) -> _Estimator:
     """See `KerasEstimator.load`."""
-    with readable_folder(path) as folder:
+    with open_folder(path) as folder:
         return estimator_files.load(
             kind,
             folder,
@@ -60,34 +60,36 @@ def _dump(objects: dict[str, Any], folder: Path) -> None:
     custom = dict(objects.pop("custom_objects", None) or {})
     model = objects.pop("model", None)
     if model is not None:
-        write_keras(model, {**custom_objects_of(model), **custom}, folder)
-    config = {name: _serialized(objects.pop(name)) for name in list(objects) if _plain(objects[name])}
+        write_keras(model, {**find_custom_objects(model), **custom}, folder)
+    config = {name: _serialize(objects.pop(name)) for name in list(objects) if _is_plain(objects[name])}
     (folder / _PLAIN).write_text(json.dumps(config), encoding="utf-8")
     if objects:
-        (folder / _FILE).write_bytes(packed("the estimator's objects", objects))
+        (folder / _FILE).write_bytes(pack("the estimator's objects", objects))
 
 
-def _serialized(value: Any) -> Any:
+def _serialize(value: Any) -> Any:
     """Return a value in Keras' JSON, which does not record whether an object is of Keras 2."""
     if isinstance(value, (list, tuple)):
-        return {_LIST: [_serialized(item) for item in value]} if any(map(is_keras_2, value)) else _by_keras(value)
-    return {_KERAS_2: _by_keras(value)} if is_keras_2(value) else _by_keras(value)
+        return (
+            {_LIST: [_serialize(item) for item in value]} if any(map(is_keras_2, value)) else _serialize_by_keras(value)
+        )
+    return {_KERAS_2: _serialize_by_keras(value)} if is_keras_2(value) else _serialize_by_keras(value)
 
 
-def _by_keras(value: Any) -> Any:
+def _serialize_by_keras(value: Any) -> Any:
     return keras_of(value).saving.serialize_keras_object(value)
 
 
-def _deserialized(config: Any, *, trust: bool) -> Any:
+def _deserialize(config: Any, *, trust: bool) -> Any:
     """Return the value that `_serialize` has made a configuration of.
 
     Raises:
         DataError: it names what could run code.
     """
     if isinstance(config, dict) and _LIST in config:
-        return _deserialized(config[_LIST], trust=trust)
+        return _deserialize(config[_LIST], trust=trust)
     if isinstance(config, list):
-        return [_deserialized(item, trust=trust) for item in config]
+        return [_deserialize(item, trust=trust) for item in config]
     if not isinstance(config, dict):
         return config
     if _KERAS_2 in config:
@@ -95,15 +97,15 @@ def _deserialized(config: Any, *, trust: bool) -> Any:
             raise DataError(f"it is of Keras 2, whose files can run any code: pass {TRUST}")
         return keras_of_version("2.").saving.deserialize_keras_object(config[_KERAS_2], safe_mode=True)
     keras = keras_of_version("3.")
-    if not trust and (strange := strange_names(config, keras.saving.get_custom_objects())):
-        raise DataError(f"it names {', '.join(strange)}, which aren't Keras' own and could run any code: pass {TRUST}")
+    if not trust and (foreign := find_foreign_names(config, keras.saving.get_custom_objects())):
+        raise DataError(f"it names {', '.join(foreign)}, which aren't Keras' own and could run any code: pass {TRUST}")
     return keras.saving.deserialize_keras_object(config, safe_mode=True)
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     """Return whether Keras' own JSON holds the whole value, so that it can be read without trust."""
     if isinstance(value, (list, tuple)):
-        return all(map(_plain, value))
+        return all(map(_is_plain, value))
     if value is None or isinstance(value, (str, int, float, bool)):
         return True
     keras = keras_of(value)
@@ -119,10 +121,10 @@ def _read(manifest: Manifest, custom_objects: Mapping[str, Any] | None, *, trust
         result["model"], objects = read_keras(manifest, custom_objects, trust=trust)
         if objects:
             result["custom_objects"] = objects
-    plain, name = manifest.content(_PLAIN), ""
+    plain, name = manifest.read_content(_PLAIN), ""
     try:
         for name, config in json.loads(plain).items():
-            result[name] = _deserialized(config, trust=trust)
+            result[name] = _deserialize(config, trust=trust)
     except DataError as error:
         raise DataError(f"{manifest.folder / _PLAIN}: {name} is not read: {error}.") from error
     except Exception as error:
@@ -134,7 +136,7 @@ def _read(manifest: Manifest, custom_objects: Mapping[str, Any] | None, *, trust
                 f"loading them could run any code. Pass {TRUST}."
             )
         try:
-            result |= pickle.loads(manifest.content(_FILE))  # noqa: S301  # trusted
+            result |= pickle.loads(manifest.read_content(_FILE))  # noqa: S301  # trusted
         except DataError:
             raise
         except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spark_estimator.estimators.history import Epochs, numbers_of, short
+from spark_estimator.estimators.history import Epochs, shorten, to_numbers
 
 
 class KerasHistory(Epochs, dict[str, list[Any]]):
@@ -13,7 +13,7 @@ class KerasHistory(Epochs, dict[str, list[Any]]):
 
     losses = ("loss", "val_loss")
 
-    def rows(self) -> list[dict[str, float]]:
+    def to_rows(self) -> list[dict[str, float]]:
         """Return [epochs] flat dicts: epoch, loss, accuracy, val_loss, ..."""
         epochs = max(map(len, self.values()), default=0)
         return [
@@ -22,7 +22,7 @@ class KerasHistory(Epochs, dict[str, list[Any]]):
         ]
 
 
-def history_of(name: str, value: Any) -> KerasHistory:
+def to_history(name: str, value: Any) -> KerasHistory:
     """Return the history that a model gets: Keras' dict, a dict of numbers, a list of losses, or entries, one for
     each epoch.
 
@@ -32,31 +32,31 @@ def history_of(name: str, value: Any) -> KerasHistory:
     if value is None:
         return KerasHistory()
     if isinstance(value, Mapping):
-        return KerasHistory({str(key): numbers_of(f"{name}[{key!r}]", item) for key, item in value.items()})
+        return KerasHistory({str(key): to_numbers(f"{name}[{key!r}]", item) for key, item in value.items()})
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{name} must be a dict from each metric's name to its values; got {value!r}.")
     if not all(isinstance(item, Mapping) for item in value):
-        return KerasHistory(loss=numbers_of(name, value))
-    flat = [flattened(entry) for entry in value]
+        return KerasHistory(loss=to_numbers(name, value))
+    flat = [flatten_entry(entry) for entry in value]
     names = dict.fromkeys(key for entry in flat for key in entry)
     return KerasHistory({key: [entry.get(key) for entry in flat] for key in names})
 
 
-def flattened(entry: Mapping[str, Any]) -> dict[str, float]:
+def flatten_entry(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return an epoch's entry in Keras' words: loss, val_loss."""
     validation = entry.get("validation") or {}
     return {**entry["train"], **{f"val_{name}": value for name, value in validation.items()}, **entry.get("more", {})}
 
 
-def averages_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+def to_averages(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an epoch's entry as the progress display takes it: `flatten_entry`, the two losses first."""
-    flat = flattened(entry)
+    flat = flatten_entry(entry)
     return {**{name: flat[name] for name in KerasHistory.losses if name in flat}, **flat}
 
 
-def line_of(entry: Mapping[str, Any], epochs: int) -> str:
+def describe_epoch(entry: Mapping[str, Any], epochs: int) -> str:
     """Return an epoch in one line."""
-    metrics = [f"{name} {short(value)}" for name, value in flattened(entry).items()]
+    metrics = [f"{name} {shorten(value)}" for name, value in flatten_entry(entry).items()]
     return ", ".join([f"epoch {entry['epoch'] + 1}/{epochs}", *metrics])
 
 

@@ -10,17 +10,17 @@ from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators import model
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.keras import files as keras_files
-from spark_estimator.estimators.keras.compiled import arguments_of
+from spark_estimator.estimators.keras.compiled import get_arguments
 from spark_estimator.estimators.keras.keywords import KerasModelKeywords
-from spark_estimator.estimators.keras.objects import custom_objects_of, dumped, loaded
+from spark_estimator.estimators.keras.objects import dump_model, find_custom_objects, load_dumped
 from spark_estimator.estimators.keras.params import MODEL
-from spark_estimator.estimators.keras.parts import output_kinds_of
+from spark_estimator.estimators.keras.parts import get_output_kinds
 from spark_estimator.estimators.keras.predictor import KerasPredictor
-from spark_estimator.estimators.params import MODEL_PARTS, with_params
+from spark_estimator.estimators.params import MODEL_PARTS, add_params
 from spark_estimator.keras.importing import keras_of
 
 
-@with_params(MODEL, MODEL_PARTS)
+@add_params(MODEL, MODEL_PARTS)
 class KerasModel(KerasModelKeywords, model.TableModel):
     """What `KerasEstimator.fit` returns: see `model.TableModel`. Its model is a `keras.Model`."""
 
@@ -38,11 +38,11 @@ class KerasModel(KerasModelKeywords, model.TableModel):
 
     def getCustomObjects(self) -> dict[str, Any]:  # Horovod's name
         """Return the user's classes and functions with which Keras loads the model, by name."""
-        return {**custom_objects_of(self._model), **(self._value("custom_objects") or {})}
+        return {**find_custom_objects(self._model), **(self._value("custom_objects") or {})}
 
     def keras_model(self) -> Any:
         """Return a copy of the trained model, for use without Spark; not compiled."""
-        return loaded(dumped(self._model), self.getCustomObjects())
+        return load_dumped(dump_model(self._model), self.getCustomObjects())
 
     @classmethod
     def load(
@@ -67,11 +67,11 @@ class KerasModel(KerasModelKeywords, model.TableModel):
         model, objects = keras_files.load(cls, path, custom_objects, decoders, trust=trust)
         return model.setCustomObjects(objects)
 
-    def _output_kinds_by_loss(self) -> Sequence[OutputKind] | None:
-        compiled = arguments_of(self._model)
-        return compiled and output_kinds_of(self._model, compiled.loss, len(self._value("label_columns") or []))
+    def _find_output_kinds(self) -> Sequence[OutputKind] | None:
+        compiled = get_arguments(self._model)
+        return compiled and get_output_kinds(self._model, compiled.loss, len(self._value("label_columns") or []))
 
-    def _predictor(self, encoder: RowEncoder) -> KerasPredictor:
+    def _make_predictor(self, encoder: RowEncoder) -> KerasPredictor:
         return KerasPredictor.of(self._model, self.getCustomObjects(), encoder, self._widths, self._value("batch_size"))
 
     def _write_files(self, folder: Path) -> None:

@@ -28,7 +28,7 @@ import numpy
 from spark_estimator.errors import DataError
 from spark_estimator.keras import variables as keras_variables
 from spark_estimator.keras.importing import imported, is_keras_2, keras_of, keras_of_version
-from spark_estimator.keras.optimizers import build, is_optimizer, variables_of
+from spark_estimator.keras.optimizers import build, is_optimizer, list_variables
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Recipe:
         """Build the optimizer, and restore its earlier state, if that fits."""
         optimizer = model.optimizer
         build(optimizer, model.trainable_variables)
-        variables = variables_of(optimizer)
+        variables = list_variables(optimizer)
         if self.state is not None and [tuple(item.shape) for item in variables] == [item.shape for item in self.state]:
             assign(variables, self.state)
 
@@ -77,9 +77,9 @@ def assign(variables: Any, values: Any) -> None:
         variable.assign(value)
 
 
-def values_of(variables: Any) -> list[Any]:
+def get_values(variables: Any) -> list[Any]:
     """Return [variables] copies of their values, as arrays."""
-    return [keras_variables.value_of(variable) for variable in variables]
+    return [keras_variables.copy_value(variable) for variable in variables]
 
 
 class _Packer(cloudpickle.Pickler):
@@ -93,7 +93,7 @@ class _Packer(cloudpickle.Pickler):
         if isinstance(obj, keras.losses.Loss):
             return copyreg.__newobj__, (type(obj),), dict(vars(obj))  # type: ignore[attr-defined]
         if isinstance(obj, keras.metrics.Metric):
-            settings = {name: _untracked(value) for name, value in vars(obj).items() if _is_setting(obj, name, value)}
+            settings = {name: _untrack(value) for name, value in vars(obj).items() if _is_setting(obj, name, value)}
             return _metric, (type(obj), obj.get_config(), settings)
         if is_optimizer(obj):
             _check_config(obj)
@@ -119,13 +119,13 @@ def _is_setting(metric: Any, name: str, value: Any) -> bool:
     return _is_plain(value) and not (is_keras_2(metric) and name.startswith("_"))
 
 
-def _untracked(value: Any) -> Any:
+def _untrack(value: Any) -> Any:
     """Return a plain value without the classes in which Keras keeps lists and dicts of its objects."""
     if isinstance(value, Mapping):
-        return {key: _untracked(item) for key, item in value.items()}
+        return {key: _untrack(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         kind = tuple if isinstance(value, tuple) else list
-        return kind(map(_untracked, value))
+        return kind(map(_untrack, value))
     return value
 
 
@@ -148,8 +148,8 @@ def _metric(kind: Any, config: dict[str, Any], settings: dict[str, Any]) -> Any:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         metric = kind.from_config(config)
     else:  # a class of the user's may lack get_config(), and arguments that Metric's has
-        known = {**settings, **config}
-        metric = kind.from_config({name: known[name] for name in parameters if name in known})
+        arguments = {**settings, **config}
+        metric = kind.from_config({name: arguments[name] for name in parameters if name in arguments})
     fresh = vars(metric)
     for name, value in settings.items():
         if name != "_built" and (name not in fresh or _is_plain(fresh[name])):
@@ -157,7 +157,7 @@ def _metric(kind: Any, config: dict[str, Any], settings: dict[str, Any]) -> Any:
     return metric
 
 
-def packed(what: str, content: Any) -> bytes:
+def pack(name: str, content: Any) -> bytes:
     """Return objects as bytes.
 
     Args:
@@ -167,19 +167,19 @@ def packed(what: str, content: Any) -> bytes:
         DataError: one of them cannot be sent.
     """
     try:
-        return pickled(content)
+        return pickle_objects(content)
     except Exception as error:
-        raise DataError(f"{what} cannot be sent to the processes: {type(error).__name__}: {error}") from error
+        raise DataError(f"{name} cannot be sent to the processes: {type(error).__name__}: {error}") from error
 
 
-def pickled(content: Any) -> bytes:
+def pickle_objects(content: Any) -> bytes:
     """Return objects as bytes, with pickle's own errors."""
     stream = io.BytesIO()
     _Packer(stream).dump(content)
     return stream.getvalue()
 
 
-def opened(content: bytes, custom_objects: Mapping[str, Any] | None = None) -> Any:
+def unpack(content: bytes, custom_objects: Mapping[str, Any] | None = None) -> Any:
     """Return new objects, of what `pack` has made: on the driver, or of what the driver has sent."""
     with ExitStack() as scopes:
         for keras in imported():
@@ -202,7 +202,7 @@ def register(keras: Any, custom_objects: Mapping[str, Any]) -> None:
             keras.saving.register_keras_serializable(package, rest)(item)
 
 
-def dumped(model: Any) -> bytes:
+def dump_model(model: Any) -> bytes:
     """Return a model as the bytes of a ``.keras`` file, its optimizer's state included.
 
     Raises:
@@ -223,7 +223,7 @@ def dumped(model: Any) -> bytes:
         return file.read_bytes()
 
 
-def loaded(content: bytes, custom_objects: Mapping[str, Any], *, compile: bool = False) -> Any:
+def load_dumped(content: bytes, custom_objects: Mapping[str, Any], *, compile: bool = False) -> Any:
     """Return the model of bytes that `dump_model` has made in this training: they may hold lambdas of the user's.
 
     Raises:
@@ -233,7 +233,7 @@ def loaded(content: bytes, custom_objects: Mapping[str, Any], *, compile: bool =
         return read_model(content, custom_objects, compile=compile, safe_mode=False)
     except Exception as error:
         raise DataError(
-            f"Keras cannot load the model that it has saved: {type(error).__name__}: {first_line(error)}. Name "
+            f"Keras cannot load the model that it has saved: {type(error).__name__}: {get_first_line(error)}. Name "
             "your own classes and functions in custom_objects={...}; a class needs get_config()."
         ) from error
 
@@ -248,7 +248,7 @@ def read_model(content: bytes, custom_objects: Mapping[str, Any], *, compile: bo
     Raises:
         Exception: Keras cannot read it.
     """
-    keras = keras_of_version(version_of(content))
+    keras = keras_of_version(read_version(content))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.keras"
         file.write_bytes(content)
@@ -257,7 +257,7 @@ def read_model(content: bytes, custom_objects: Mapping[str, Any], *, compile: bo
         )
 
 
-def version_of(content: bytes) -> str:
+def read_version(content: bytes) -> str:
     """Return the version of the Keras that has written a ``.keras`` file.
 
     Raises:
@@ -267,7 +267,7 @@ def version_of(content: bytes) -> str:
         return str(json.loads(archive.read("metadata.json"))["keras_version"])
 
 
-def digest_of(content: bytes, model: Any) -> bytes:
+def compute_digest(content: bytes, model: Any) -> bytes:
     """Return 32 bytes, the same for the same architecture and weights.
 
     Args:
@@ -276,17 +276,17 @@ def digest_of(content: bytes, model: Any) -> bytes:
     digest = hashlib.sha256()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         digest.update(archive.read("config.json"))
-    for value in values_of(model.weights):
+    for value in get_values(model.weights):
         digest.update(value.tobytes())
     return digest.digest()
 
 
-def first_line(error: Exception) -> str:
+def get_first_line(error: Exception) -> str:
     """Return the first line of an error's text, without the full stop."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "").removesuffix(".")
 
 
-def custom_objects_of(model: Any, *others: Any) -> dict[str, Any]:
+def find_custom_objects(model: Any, *others: Any) -> dict[str, Any]:
     """Return the user's classes and functions that a model and other objects are made of, by the names that Keras
     looks for.
 
@@ -295,7 +295,7 @@ def custom_objects_of(model: Any, *others: Any) -> dict[str, Any]:
     """
     keras = keras_of(model)
     result: dict[str, Any] = dict(keras.saving.get_custom_objects())
-    holders = [*layers_of(model), *others]
+    holders = [*get_layers(model), *others]
     for holder in holders:
         for item in (type(holder), holder, *getattr(holder, "__dict__", {}).values()):
             if isinstance(item, (type, types.FunctionType)) and _is_users(item):
@@ -303,19 +303,19 @@ def custom_objects_of(model: Any, *others: Any) -> dict[str, Any]:
     return result
 
 
-def layers_of(model: Any) -> list[Any]:
+def get_layers(model: Any) -> list[Any]:
     """Return a model and all layers within it."""
     return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else [model]
 
 
 def _is_users(definition: Any) -> bool:
     package = str(getattr(definition, "__module__", "")).partition(".")[0]
-    known = {"keras", "tf_keras", "builtins", "tensorflow", "torch", "jax", "numpy", "spark_estimator"}
-    return package not in known and definition.__name__ != "<lambda>"
+    packages = {"keras", "tf_keras", "builtins", "tensorflow", "torch", "jax", "numpy", "spark_estimator"}
+    return package not in packages and definition.__name__ != "<lambda>"
 
 
 @contextmanager
-def rng_state_kept() -> Iterator[None]:
+def keep_rng_state() -> Iterator[None]:
     """Restore Python's and NumPy's random state afterwards: Keras draws from them when it makes layers."""
     python, arrays = random.getstate(), numpy.random.get_state()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_estimator.estimators import checks, params
-from spark_estimator.estimators.keras.history import KerasHistory, history_of
+from spark_estimator.estimators.keras.history import KerasHistory, to_history
 from spark_estimator.estimators.keras.spec import DEFAULT_ENVIRONMENT
 from spark_estimator.estimators.params import Row
 
@@ -24,18 +24,25 @@ ESTIMATOR = (
     *(replace(row, doc=_DOCS[row.name]) if row.name in _DOCS else row for row in params.SHARED),
     *params.PREDICTING,
     params.LEARNING_RATE,
-    Row("callbacks", [], checks.listed, "Keras callbacks, called on every rank with global losses", "Any", "list[Any]"),
+    Row(
+        "callbacks",
+        [],
+        checks.check_list,
+        "Keras callbacks, called on every rank with global losses",
+        "Any",
+        "list[Any]",
+    ),
     Row(
         "checkpoint_callback",
         None,
-        checks.anything,
+        checks.accept,
         "a ModelCheckpoint, such as BestModelCheckpoint, called on rank 0: the model it saved last is returned; None: "
         "the model of the last epoch is",
     ),
     Row(
         "custom_objects",
         {},
-        checks.objects,
+        checks.check_dict,
         "your classes and functions by name, for Keras to load the model with",
         "Mapping[str, Any] | None",
         "dict[str, Any]",
@@ -43,7 +50,7 @@ ESTIMATOR = (
     Row(
         "backend_env",
         dict(DEFAULT_ENVIRONMENT),
-        checks.objects,
+        checks.check_dict,
         "environment variables to set in the processes before they import Keras; the default, Horovod's, is set where "
         "the processes do not have the variable",
         "Mapping[str, Any] | None",
@@ -56,7 +63,7 @@ MODEL = (
     Row(
         "history",
         KerasHistory(),
-        history_of,
+        to_history,
         "a dict from each metric's name to its values, one per epoch",
         "Mapping[str, Any] | Sequence[Mapping[str, Any]] | Sequence[float] | None",
         "KerasHistory",
@@ -65,13 +72,13 @@ MODEL = (
     Row(
         "custom_objects",
         {},
-        checks.objects,
+        checks.check_dict,
         "your classes and functions by name, for Keras to load the model with",
         "Mapping[str, Any] | None",
         "dict[str, Any]",
         saved=False,
     ),
-    Row("_floatx", None, checks.text, "Keras' floating-point type in the training; not used", "str | None"),
+    Row("_floatx", None, checks.check_str, "Keras' floating-point type in the training; not used", "str | None"),
 )
 
 #: As `params.WITHOUT_EFFECT`.

@@ -16,7 +16,7 @@ import numpy
 from spark_estimator.data.fields import Array
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.inference.predictor import Predictor
-from spark_estimator.estimators.keras.arrays import arrays_of, as_inputs, outputs_of
+from spark_estimator.estimators.keras.arrays import to_arrays, to_inputs, to_outputs
 from spark_estimator.estimators.keras.spec import choose_backend
 
 _DIGEST_BYTES = 32
@@ -27,27 +27,22 @@ class KerasPredictor(Predictor):
 
     @classmethod
     def of(
-        cls,
-        model: Any,
-        custom_objects: Mapping[str, Any],
-        encoder: RowEncoder,
-        widths: Sequence[int],
-        batch_size: int,
+        cls, model: Any, custom_objects: Mapping[str, Any], encoder: RowEncoder, widths: Sequence[int], batch_size: int
     ) -> KerasPredictor:
         """Return a predictor with a copy of the model as it is now."""
-        from spark_estimator.estimators.keras.objects import digest_of, dumped, packed
-        from spark_estimator.estimators.keras.parts import backend_name
+        from spark_estimator.estimators.keras.objects import compute_digest, dump_model, pack
+        from spark_estimator.estimators.keras.parts import get_backend_name
 
-        content, objects = dumped(model), packed("custom_objects", dict(custom_objects))
-        payload = digest_of(content, model) + cloudpickle.dumps((backend_name(model), content, objects))
+        content, objects = dump_model(model), pack("custom_objects", dict(custom_objects))
+        payload = compute_digest(content, model) + cloudpickle.dumps((get_backend_name(model), content, objects))
         return cls(payload, encoder, tuple(widths), batch_size)
 
-    def _digest(self) -> str:
+    def _compute_digest(self) -> str:
         return self.payload[:_DIGEST_BYTES].hex()  # a .keras file contains the time at which it was written
 
-    def loaded(self) -> Any:
-        """See `Predictor.loaded`. A worker whose Keras runs on another backend already predicts on that one."""
-        source = self.source()
+    def load(self) -> Any:
+        """See `Predictor.load`. A worker whose Keras runs on another backend already predicts on that one."""
+        source = self.open_payload()
         with open(source, "rb") if isinstance(source, str) else source as content:
             content.seek(_DIGEST_BYTES)
             backend, model, custom_objects = pickle.load(content)  # noqa: S301  # from the driver
@@ -55,17 +50,17 @@ class KerasPredictor(Predictor):
             choose_backend(backend)
         from spark_estimator.estimators.keras import objects as keras_objects
 
-        return keras_objects.loaded(model, keras_objects.opened(custom_objects))
+        return keras_objects.load_dumped(model, keras_objects.unpack(custom_objects))
 
-    def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
-        """See `Predictor.called`."""
+    def call(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
+        """See `Predictor.call`."""
         from spark_estimator.keras.importing import backend
 
         rows = len(matrices[0])
-        arrays = arrays_of(matrices, self.inputs)
+        arrays = to_arrays(matrices, self.inputs)
         if backend(model) == "jax":  # which compiles the model for each number of rows
-            arrays = [_filled(array, self.batch_size) for array in arrays]
-        outputs = outputs_of(model.predict_on_batch(as_inputs(model, arrays, self.inputs)))
+            arrays = [_fill_rows(array, self.batch_size) for array in arrays]
+        outputs = to_outputs(model.predict_on_batch(to_inputs(model, arrays, self.inputs)))
         result = []
         for output in outputs:
             array = numpy.asarray(output)[:rows]
@@ -74,7 +69,7 @@ class KerasPredictor(Predictor):
         return result
 
 
-def _filled(array: Array, most: int) -> Array:
+def _fill_rows(array: Array, most: int) -> Array:
     """Return an array with its last row repeated, so that its rows are a power of 2, or `most`."""
     rows = min(most, 1 << (len(array) - 1).bit_length())
     if rows <= len(array):

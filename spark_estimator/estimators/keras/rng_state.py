@@ -10,14 +10,14 @@ import numpy
 from spark_estimator.keras.importing import backend
 
 
-def rng_state() -> dict[str, Any]:
+def get_rng_state() -> dict[str, Any]:
     """Return the state for a checkpoint within an epoch. On PyTorch, Keras' dropout without a seed draws from
     PyTorch's generator.
     """
-    _, keys, place, has_gauss, gauss = numpy.random.get_state()
+    _, keys, position, has_gauss, gauss = numpy.random.get_state()
     _, words, second = random.getstate()
     result: dict[str, Any] = {
-        "numpy": [keys, place, has_gauss, gauss],
+        "numpy": [keys, position, has_gauss, gauss],
         "python": [numpy.array(words, numpy.uint32), second],
     }
     if backend() == "torch":
@@ -31,8 +31,8 @@ def rng_state() -> dict[str, Any]:
 
 def set_rng_state(state: dict[str, Any]) -> None:
     """Restore what `get_rng_state` returned."""
-    keys, place, has_gauss, gauss = state["numpy"]
-    numpy.random.set_state(("MT19937", keys, int(place), int(has_gauss), float(gauss)))
+    keys, position, has_gauss, gauss = state["numpy"]
+    numpy.random.set_state(("MT19937", keys, int(position), int(has_gauss), float(gauss)))
     if "python" in state:  # earlier checkpoints have none
         words, second = state["python"]
         random.setstate((3, tuple(words.tolist()), second))

@@ -10,7 +10,7 @@ import numpy
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import arrays, context
-from spark_estimator.estimators.keras.objects import assign, values_of
+from spark_estimator.estimators.keras.objects import assign, get_values
 from spark_estimator.keras.importing import is_keras_2
 
 
@@ -34,24 +34,24 @@ class Sums:
 
     @property
     def _variables(self) -> list[Any]:
-        return metrics_variables_of(self._model)
+        return get_metrics_variables(self._model)
 
     @property
     def _outputs_losses(self) -> list[Any]:
         return list(getattr(getattr(self._model, "_compile_loss", None), "metrics", None) or [])
 
     @contextmanager
-    def adding_up(self) -> Iterator[None]:
+    def add_up(self) -> Iterator[None]:
         """Make ``train_on_batch`` and ``test_on_batch`` add to the metrics of the batches before, inside the
         context.
         """
-        object.__setattr__(self._model, "reset_metrics", self._between)
+        object.__setattr__(self._model, "reset_metrics", self._reset_losses)
         try:
             yield
         finally:
             object.__delattr__(self._model, "reset_metrics")
 
-    def _between(self) -> None:
+    def _reset_losses(self) -> None:
         for metric in self._outputs_losses:
             metric.reset_state()
 
@@ -75,9 +75,9 @@ class Sums:
                 result[metric.name] = self._totals[metric.name] / self._rows
         return result
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Return this rank's counts, for a checkpoint."""
-        return {"metrics": values_of(self._variables), "rows": self._rows, "totals": dict(self._totals)}
+        return {"metrics": get_values(self._variables), "rows": self._rows, "totals": dict(self._totals)}
 
     def take(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned."""
@@ -86,12 +86,12 @@ class Sums:
         self._rows = int(state["rows"])
         self._totals = dict(state["totals"])
 
-    def averages(self) -> dict[str, float]:
+    def compute_averages(self) -> dict[str, float]:
         """Return the means over the rows of all ranks, by the metrics' names. A collective."""
         model = self._model
         names = [metric.name for metric in self._outputs_losses]
         if context.size() > 1:
-            for variable, value in zip(self._variables, _added_up(self._variables), strict=True):
+            for variable, value in zip(self._variables, _sum_over_ranks(self._variables), strict=True):
                 variable.assign(value)
         local_sums = numpy.array([self._rows, *(self._totals.get(name, 0.0) for name in names)], numpy.float64)
         rows, *totals = arrays.allreduce(local_sums, ReduceOp.SUM, "estimator.averages").tolist()
@@ -103,16 +103,16 @@ class Sums:
         return result
 
 
-def metrics_variables_of(model: Any) -> list[Any]:
+def get_metrics_variables(model: Any) -> list[Any]:
     """Return the variables of a model's losses and metrics."""
     if is_keras_2(model):
         return [variable for metric in model.metrics for variable in metric.variables]
     return list(model.metrics_variables)
 
 
-def _added_up(variables: list[Any]) -> list[Any]:
+def _sum_over_ranks(variables: list[Any]) -> list[Any]:
     """Return [variables] over all ranks: sums, or by the variable's own `aggregation`. A collective."""
-    values = values_of(variables)
+    values = get_values(variables)
     if not values:
         return []
     # As float64: sums of large counts stay exact, and of truth values they are those of numbers.
@@ -120,13 +120,13 @@ def _added_up(variables: list[Any]) -> list[Any]:
     sums = arrays.grouped_allreduce(sent, ReduceOp.SUM, "estimator.metrics")
     size = context.size()
     result = []
-    for value, total, kind in zip(values, sums, _kinds(variables), strict=True):
+    for value, total, kind in zip(values, sums, _get_kinds(variables), strict=True):
         combined = total / size if kind == "mean" else value if kind == "only_first_replica" else total
         result.append(combined.astype(value.dtype))
     return result
 
 
-def _kinds(variables: list[Any]) -> list[str]:
+def _get_kinds(variables: list[Any]) -> list[str]:
     """Return [variables] how the values of several ranks become one: "mean", "only_first_replica", or others: their
     sum.
     """

@@ -20,7 +20,7 @@ from spark_estimator.lightning import rates, strategy_class
 from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.observe.training_meter import TrainingMeter
 
-#: In the place of a file's path: the strategy of `strategy_of` keeps the Trainer's checkpoint as ``in_memory``.
+#: In the place of a file's path: the strategy of `make_strategy` keeps the Trainer's checkpoint as ``in_memory``.
 IN_MEMORY = "the strategy's memory"
 
 
@@ -54,7 +54,7 @@ class EpochSums:
 
     Args:
         train: this rank's batches; None: they come from a LightningDataModule of the user's.
-        held: the same for validation; None: as above, or there are none.
+        validation: the same for validation; None: as above, or there are none.
         metrics: how many numbers a plain module's step gives besides the loss.
         hooks: of the training.
         multiplied: the factor of every loss.
@@ -66,7 +66,7 @@ class EpochSums:
     def __init__(
         self,
         train: RowLoader | None,
-        held: RowLoader | None,
+        validation: RowLoader | None,
         metrics: int,
         hooks: EpochHooks,
         multiplied: int = 1,
@@ -78,7 +78,7 @@ class EpochSums:
         self.counted = 0
         self.validations = 0
         self.seen: set[str] = set()
-        self._loaders = {"train": train, "validation": held}
+        self._loaders = {"train": train, "validation": validation}
         self._width = 2 + metrics
         self._sums = {part: torch.zeros(self._width, dtype=torch.float64) for part in self._loaders}
         self._hooks = hooks
@@ -89,21 +89,21 @@ class EpochSums:
         # The first two of `_sums` as Python's numbers, which are cheaper to read in each step.
         self._counts = dict.fromkeys(self._loaders, (0, 0.0))
 
-    def fit_starts(self, trainer: Any) -> None:
+    def begin_fit(self, trainer: Any) -> None:
         self._hooks.fit_starts(trainer)
 
-    def train_starts(self, trainer: Any) -> None:
+    def begin_training(self, trainer: Any) -> None:
         """Call `end` from here on after each epoch, when all of Lightning's hooks and schedulers have run."""
         original = trainer.fit_loop.on_advance_end
 
-        def ended(*args: Any, **kwargs: Any) -> None:
+        def end_epoch(*args: Any, **kwargs: Any) -> None:
             original(*args, **kwargs)
             self._hooks.epoch_ended(trainer)
 
-        trainer.fit_loop.__dict__["on_advance_end"] = ended
+        trainer.fit_loop.__dict__["on_advance_end"] = end_epoch
         self._hooks.train_starts(trainer)
 
-    def epoch_starts(self, trainer: Any) -> None:
+    def begin_epoch(self, trainer: Any) -> None:
         self.seen.clear()
         for part in self._sums:
             self._forget(part)
@@ -113,7 +113,7 @@ class EpochSums:
         self._enter(trainer, 0)
         self._hooks.epoch_starts(trainer)
 
-    def epoch_ends(self, trainer: Any) -> None:
+    def end_epoch(self, trainer: Any) -> None:
         self._hooks.epoch_ends(trainer)
 
     def _enter(self, trainer: Any, done: int) -> None:
@@ -121,7 +121,7 @@ class EpochSums:
         steps = _count(trainer.num_training_batches)
         self._meter.begin_epoch(int(trainer.current_epoch), steps, done, self._counts["train"][0])
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Return what this rank has counted in the epoch, for `resume`."""
         counts = {part: list(counts) for part, counts in self._counts.items()}
         return {"sums": dict(self._sums), "counts": counts, "seen": sorted(self.seen)}
@@ -133,27 +133,27 @@ class EpochSums:
         self.seen = set(state["seen"])
         self._enter(trainer, done)
 
-    def validation_starts(self, trainer: Any) -> None:
+    def begin_validation(self, trainer: Any) -> None:
         """Forget an earlier validation: if an epoch has several, the last one counts."""
         self._forget("validation")
         self._meter.begin_validation(sum(map(_count, trainer.num_val_batches)))
 
-    def validation_ended(self) -> None:
+    def end_validation(self) -> None:
         self.validations += 1
         self._meter.end_validation()
 
-    def batch_starts(self, part: str, batch: Any, number: int) -> None:
+    def begin_batch(self, part: str, batch: Any, number: int) -> None:
         self.seen.add(part)
         loader = self._loaders[part]
-        self.counted = _rows_in(batch) if loader is None else loader.counted(number)
-        joint = 1.0 if loader is None or not self._joint else loader.factor(number)
+        self.counted = _count_rows(batch) if loader is None else loader.count_rows(number)
+        joint = 1.0 if loader is None or not self._joint else loader.compute_factor(number)
         self.factor = joint * self._multiplied
 
-    def step_ended(self, part: str, output: Any) -> None:
+    def end_step(self, part: str, output: Any) -> None:
         """Count what a step has returned."""
         self._add(part, output)
         rows, loss = self._counts[part]
-        self._meter.step_done(self.counted, loss / rows if rows else None)
+        self._meter.end_step(self.counted, loss / rows if rows else None)
 
     def _forget(self, part: str) -> None:
         self._sums[part] = torch.zeros(self._width, dtype=torch.float64)
@@ -172,13 +172,13 @@ class EpochSums:
         self._counts[part] = rows + self.counted, total + loss * self.counted
         self._sums[part] += torch.tensor(values, dtype=torch.float64) * self.counted
 
-    def averages(self, part: str) -> list[float]:
+    def compute_averages(self, part: str) -> list[float]:
         """Return the epoch's loss and metrics over the rows of all ranks; empty if no step gave a loss. Collective."""
         sums = hvd.allreduce(self._sums[part], op=hvd.Sum, name=f"averages of {part}")
         return [] if not sums[0] else [float(value) for value in sums[1:] / sums[0]]
 
 
-def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
+def average_logged(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the module's logged values, averaged over the ranks that have them; values that Lightning has averaged
     are kept. Collective.
 
@@ -194,41 +194,41 @@ def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
     return result
 
 
-def callback_of(flavour: str, watch: EpochSums) -> Any:
+def make_callback(flavour: str, watch: EpochSums) -> Any:
     """Return a callback that reports to `watch`."""
     package: Any = importlib.import_module(flavour)
 
     class Telling(package.Callback):
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            watch.fit_starts(trainer)
+            watch.begin_fit(trainer)
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            watch.train_starts(trainer)
+            watch.begin_training(trainer)
 
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            watch.epoch_starts(trainer)
+            watch.begin_epoch(trainer)
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            watch.epoch_ends(trainer)
+            watch.end_epoch(trainer)
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            watch.batch_starts("train", batch, batch_idx)
+            watch.begin_batch("train", batch, batch_idx)
 
         def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-            watch.validation_starts(trainer)
+            watch.begin_validation(trainer)
 
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-            watch.validation_ended()
+            watch.end_validation()
 
         def on_validation_batch_start(
             self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
         ) -> None:
-            watch.batch_starts("validation", batch, batch_idx)
+            watch.begin_batch("validation", batch, batch_idx)
 
     return Telling()
 
 
-def strategy_of(flavour: str, watch: EpochSums, verbose: int, **options: Any) -> Any:
+def make_strategy(flavour: str, watch: EpochSums, verbose: int, **options: Any) -> Any:
     """Return the strategy "horovod", whose losses are multiplied by `watch.factor`, and reported to `watch`
     unscaled.
 
@@ -254,15 +254,15 @@ def strategy_of(flavour: str, watch: EpochSums, verbose: int, **options: Any) ->
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             output = super().training_step(*args, **kwargs)
-            watch.step_ended("train", output)
+            watch.end_step("train", output)
             return output
 
         def validation_step(self, *args: Any, **kwargs: Any) -> Any:
             output = super().validation_step(*args, **kwargs)
-            watch.step_ended("validation", output)
+            watch.end_step("validation", output)
             return output
 
-        def restored_rates(self, checkpoint: Mapping[str, Any]) -> None:
+        def note_restored_rates(self, checkpoint: Mapping[str, Any]) -> None:
             pass  # `follow_ranks` is called when the schedules have their state, too
 
         def log_rates(self, line: str) -> None:
@@ -279,9 +279,9 @@ def _count(batches: float) -> int:
     return int(batches) if math.isfinite(batches) else 0
 
 
-def _rows_in(batch: Any) -> int:
+def _count_rows(batch: Any) -> int:
     """Return the first extent of the first tensor in a batch; 1 if there is none."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else []
-    return _rows_in(parts[0]) if parts else 1
+    return _count_rows(parts[0]) if parts else 1

@@ -18,14 +18,14 @@ from typing import Any
 import pyarrow
 import torch
 
-from spark_estimator.checkpoint.random_state import random_state, set_random_state
+from spark_estimator.checkpoint.random_state import get_random_state, set_random_state
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.lightning.loaders import Named, named
+from spark_estimator.estimators.lightning.loaders import Named, name_batch
 from spark_estimator.estimators.lightning.parts import LightningParts
-from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, not_finite, shown
-from spark_estimator.estimators.torch.check import ModuleTrial, first_tensors
-from spark_estimator.estimators.torch.losses import Tensors, outputs_of
-from spark_estimator.lightning.epoch_outputs import hidden
+from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, describe_fields, find_not_finite
+from spark_estimator.estimators.torch.check import ModuleTrial, make_first_tensors
+from spark_estimator.estimators.torch.losses import Tensors, call_model
+from spark_estimator.lightning.epoch_outputs import hide_epoch_ends
 
 #: The hooks before a step, which may make what `training_step` uses.
 _STARTS = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start")
@@ -44,35 +44,35 @@ class LightningTrial(ModuleTrial):
 
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
         """See `shapes.Trial.run`."""
-        tensors = first_tensors(rows, fields)
+        tensors = make_first_tensors(rows, fields)
         shapes = self._parts.label_shapes if fields.labels else None
-        batch = named(fields.inputs, fields.labels, fields.weight, tensors, shapes)
-        state = random_state()
+        batch = name_batch(fields.inputs, fields.labels, fields.weight, tensors, shapes)
+        state = get_random_state()
         try:
-            with _quietly(self._parts.flavour):
+            with _silence_warnings(self._parts.flavour):
                 module: Any = copy.deepcopy(self._parts.model).cpu()
                 module.configure_model()
                 if rows.num_rows == 1:
                     module.eval()  # batch norm raises an error for a single row
-                module, loss = self._stepped(module, batch)
+                module, loss = self._try_step(module, batch)
                 self._check_loss(loss, rows, fields)
-                if not fields.labels or self.positional()[1] == 0:
+                if not fields.labels or self.count_positional()[1] == 0:
                     return ()  # forward() takes what is available at prediction
-                return self._widths(module, tensors[: len(fields.inputs)], fields)
+                return self._find_widths(module, tensors[: len(fields.inputs)], fields)
         finally:
             set_random_state(state)
 
-    def _stepped(self, module: Any, batch: Named) -> tuple[Any, Any]:
+    def _try_step(self, module: Any, batch: Named) -> tuple[Any, Any]:
         """Return the module, or a copy with what its hooks have made; and the result of training_step for a batch,
         after a backward pass. The result is None if the module optimizes by hand, and has.
         """
         try:
             if module.automatic_optimization:
                 try:
-                    return module, _without_trainer(copy.deepcopy(module), batch)
+                    return module, _step_without_trainer(copy.deepcopy(module), batch)
                 except Exception:  # it may have used the Trainer, in any way
                     pass
-            return _with_trainer(self._parts.flavour, module, batch)
+            return _step_with_trainer(self._parts.flavour, module, batch)
         except KeyError as error:
             if error.args and isinstance(error.args[0], str) and error.args[0] not in batch:
                 raise DataError(
@@ -98,16 +98,16 @@ class LightningTrial(ModuleTrial):
         if not math.isfinite(loss.item()):
             raise DataError(
                 f"the loss of the first {rows.num_rows} rows is {loss.item()}: "
-                f"{not_finite(rows, fields) or 'the model computes it so from finite numbers'}."
+                f"{find_not_finite(rows, fields) or 'the model computes it so from finite numbers'}."
             )
 
-    def _widths(self, module: Any, inputs: Tensors, fields: Fields) -> tuple[int, ...]:
+    def _find_widths(self, module: Any, inputs: Tensors, fields: Fields) -> tuple[int, ...]:
         """Return [labels] how many values forward() returns for a row."""
         module.eval()
         rows = len(inputs[0])
         with torch.no_grad():
-            outputs = outputs_of(module, inputs)
-            fewer = outputs_of(module, [tensor[:-1] for tensor in inputs]) if rows > 2 else []
+            outputs = call_model(module, inputs)
+            fewer = call_model(module, [tensor[:-1] for tensor in inputs]) if rows > 2 else []
         if len(outputs) != len(fields.labels):
             raise DataError(
                 f"{self.takes} returned {len(outputs)} tensors for {len(fields.labels)} label columns: one each is "
@@ -124,12 +124,12 @@ class LightningTrial(ModuleTrial):
             if output.numel() != width * (rows - 1):
                 raise DataError(
                     f"{self.takes}'s output for {field.name!r} has {width} values a row for {rows} rows, and another "
-                    f"number for one row less: it mixes rows. {shown(fields)}{RESHAPE}"
+                    f"number for one row less: it mixes rows. {describe_fields(fields)}{RESHAPE}"
                 )
         return widths
 
 
-def _without_trainer(module: Any, batch: Named) -> Any:
+def _step_without_trainer(module: Any, batch: Named) -> Any:
     taken = inspect.signature(module.training_step).parameters
     output = module.training_step(*((batch, 0) if len(taken) > 1 else (batch,)))
     loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -138,19 +138,19 @@ def _without_trainer(module: Any, batch: Named) -> Any:
     return loss
 
 
-def _with_trainer(flavour: str, module: Any, batch: Named) -> tuple[Any, Any]:
+def _step_with_trainer(flavour: str, module: Any, batch: Named) -> tuple[Any, Any]:
     """Make one step by a Trainer of this process: see `LightningTrial._try_step`."""
     base: Any = importlib.import_module(flavour).LightningModule
     copied = copy.deepcopy(module)
     try:
-        return copied, _fitted(flavour, copied, batch)
+        return copied, _fit_batch(flavour, copied, batch)
     except Exception:
         if all(getattr(type(module), name) is getattr(base, name) for name in _STARTS):
             raise
-        return module, _fitted(flavour, module, batch, _STARTS)
+        return module, _fit_batch(flavour, module, batch, _STARTS)
 
 
-def _fitted(flavour: str, module: Any, batch: Named, hooks: Sequence[str] = ()) -> Any:
+def _fit_batch(flavour: str, module: Any, batch: Named, hooks: Sequence[str] = ()) -> Any:
     """Return the result of a step of a Trainer.
 
     Args:
@@ -179,7 +179,7 @@ def _fitted(flavour: str, module: Any, batch: Named, hooks: Sequence[str] = ()) 
             module.__dict__[name] = _do_nothing
     for name in ("configure_callbacks", "prepare_data", "teardown"):
         module.__dict__[name] = _do_nothing
-    with hidden(module):
+    with hide_epoch_ends(module):
         trainer.fit(module, _One(batch))
     return losses[0] if losses and module.automatic_optimization else None
 
@@ -202,7 +202,7 @@ class _One:
 
 
 @contextmanager
-def _quietly(flavour: str) -> Iterator[None]:
+def _silence_warnings(flavour: str) -> Iterator[None]:
     """Silence Lightning's warnings about a module without a Trainer, and a Trainer without a logger."""
     log = logging.getLogger(flavour)
     level = log.level

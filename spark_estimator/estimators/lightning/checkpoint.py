@@ -17,11 +17,11 @@ from torch import nn
 import spark_estimator.torch as hvd
 from spark_estimator.checkpoint.schedule import Schedule
 from spark_estimator.estimators.lightning.callbacks import IN_MEMORY, EpochSums
-from spark_estimator.estimators.lightning.rank_state import metric_states, take_metric_states
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, TrainingProgress, schedule_of
+from spark_estimator.estimators.lightning.rank_state import get_metric_states, take_metric_states
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, TrainingProgress, make_schedule
 from spark_estimator.estimators.rank_run import RankRun
-from spark_estimator.estimators.torch.checkpoint import packed
-from spark_estimator.estimators.torch.rank_state import gathered, rng_state, set_rng_state, take_buffers
+from spark_estimator.estimators.torch.checkpoint import pack
+from spark_estimator.estimators.torch.rank_state import gather_rank_states, get_rng_state, set_rng_state, take_buffers
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 
@@ -37,7 +37,7 @@ _NEEDLESS = (
 )
 
 
-def plain_checkpoint(trainer: Any, *, tells: bool) -> dict[str, Any]:
+def make_plain_checkpoint(trainer: Any, *, tells: bool) -> dict[str, Any]:
     """Return Lightning's own checkpoint, less what could not be read back without running code. Collective.
 
     Args:
@@ -83,22 +83,22 @@ def begin_after(trainer: Any, checkpoint: dict[str, Any], *, within: bool) -> No
 
 def forget_restart(trainer: Any) -> None:
     """Make the Trainer's loops continue as if they had not been restored from a checkpoint."""
-    for loop in _loops(trainer.fit_loop):
+    for loop in _iterate_loops(trainer.fit_loop):
         if hasattr(loop, "on_iteration_done"):
             loop.on_iteration_done()
         else:  # Lightning 2.4; `restarting` of fit_loop cannot be set with max_steps
             loop._restarting = False
 
 
-def _loops(loop: Any) -> Iterator[Any]:
+def _iterate_loops(loop: Any) -> Iterator[Any]:
     """Yield a loop, and the loops within it."""
     yield loop
     for value in vars(loop).values():
         if hasattr(value, "on_load_checkpoint") and hasattr(value, "restarting"):
-            yield from _loops(value)
+            yield from _iterate_loops(value)
 
 
-def settings_of(trainer: Any) -> dict[str, Any]:
+def get_settings(trainer: Any) -> dict[str, Any]:
     """Return what changes in a module and a Trainer, and no state has: modes, frozen parameters, accumulation, a
     stop.
     """
@@ -157,7 +157,7 @@ def restore_optimizers(trainer: Any, checkpoint: dict[str, Any]) -> None:
 
 def _is_plain(value: Any) -> bool:
     try:
-        torch.load(io.BytesIO(packed(value)), weights_only=True)
+        torch.load(io.BytesIO(pack(value)), weights_only=True)
     except Exception:  # any error of pickle, or of the objects themselves
         return False
     return True
@@ -237,7 +237,7 @@ class CheckpointWriter:
 
     def begin_epoch(self, validations: int) -> None:
         """Begin an epoch, or continue it, after this number of validations."""
-        self._schedule, self._is_due, self._counts = schedule_of(self._spec), False, (validations, 0)
+        self._schedule, self._is_due, self._counts = make_schedule(self._spec), False, (validations, 0)
 
     def is_due(self, trainer: Any, module: Any, validations: int, done: int) -> bool:
         """Return whether to write one after `done` batches of the epoch, and this number of validations. Collective."""
@@ -260,10 +260,10 @@ class CheckpointWriter:
             place: batches of the epoch that are done, and their rows.
             counted: what this rank has counted and logged in the epoch.
         """
-        here = counted | rng_state(trainer.strategy.root_device) | {"metrics": metric_states(module)}
+        here = counted | get_rng_state(trainer.strategy.root_device) | {"metrics": get_metric_states(module)}
         self.save(trainer, module, progress, Cursor(*place, self._spread), here)
         assert self._schedule is not None
-        self._schedule.made()
+        self._schedule.restart()
         self._is_due = False
 
     def save(
@@ -275,16 +275,16 @@ class CheckpointWriter:
         here: dict[str, Any] | None = None,
     ) -> None:
         """Have a checkpoint written; `cursor` None: between two epochs. A collective."""
-        ranks = gathered(module, trainer.strategy.root_device)
+        ranks = gather_rank_states(module, trainer.strategy.root_device)
         here = {"callback_metrics": dict(trainer.callback_metrics), **(here or {})}
         states = hvd.allgather_object(here, name="what each rank has of Lightning")
         least = len(progress.history) >= (trainer.min_epochs or 0)
         ended = trainer.should_stop and least and trainer.global_step >= (trainer.min_steps or 0)
         tells, self._tells = self._tells, False
         state = {
-            "lightning": plain_checkpoint(trainer, tells=tells),
+            "lightning": make_plain_checkpoint(trainer, tells=tells),
             "ended": bool(ended) and cursor is None,
-            "settings": settings_of(trainer),
+            "settings": get_settings(trainer),
         }
         if hvd.rank() == 0:
             known = self._known

@@ -13,27 +13,27 @@ import torch
 from torch import nn
 
 from spark_estimator.estimators import estimator
-from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
+from spark_estimator.estimators.inference.prediction_columns import OutputKind, get_output_kind
 from spark_estimator.estimators.lightning.check import LightningTrial
 from spark_estimator.estimators.lightning.keywords import LightningEstimatorKeywords
 from spark_estimator.estimators.lightning.model import TorchModel
 from spark_estimator.estimators.lightning.params import ESTIMATOR, WITHOUT_EFFECT
-from spark_estimator.estimators.lightning.parts import LightningParts, parts_of
+from spark_estimator.estimators.lightning.parts import LightningParts, make_parts
 from spark_estimator.estimators.lightning.training import train
-from spark_estimator.estimators.params import with_params
-from spark_estimator.estimators.protocol import with_ineffective
+from spark_estimator.estimators.params import add_params
+from spark_estimator.estimators.protocol import add_ineffective
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
-from spark_estimator.estimators.torch.identity import digest_of
+from spark_estimator.estimators.torch.identity import compute_digest
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-@with_ineffective(
+@add_ineffective(
     {
         "debug_data_loader": ("DebugDataLoader", False),
         "loader_num_epochs": ("LoaderNumEpochs", None),
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     },
     WITHOUT_EFFECT,
 )
-@with_params(ESTIMATOR)
+@add_params(ESTIMATOR)
 class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEstimator[TorchModel]):
     """Trains a LightningModule on the rows of a DataFrame: ``model = TorchEstimator(model=..., ...).fit(df)``.
 
@@ -89,8 +89,8 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
             return False
         return super()._value(name)
 
-    def _training(self) -> _LightningTraining:
-        parts, labels = parts_of(self._value)
+    def _make_training(self) -> _LightningTraining:
+        parts, labels = make_parts(self._value)
         if parts.plain is not None:
             advice.warn_of_metrics(parts.plain)
         return _LightningTraining(parts, labels)
@@ -109,15 +109,15 @@ class _LightningTraining:
         self.output_kinds: Sequence[OutputKind] = [None] * len(labels)
         self.trial: Trial = LightningTrial(parts)
         if parts.plain is not None:
-            self.output_kinds = [output_kind_of(loss) for loss in parts.plain.losses]
+            self.output_kinds = [get_output_kind(loss) for loss in parts.plain.losses]
             self.trial = TorchTrial(parts.plain)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
-    def digest(self) -> str:
+    def compute_digest(self) -> str:
         """See `estimator.FrameworkTraining.compute_digest`."""
-        return digest_of(self.framework.model)
+        return compute_digest(self.framework.model)
 
-    def trained(self, state: bytes) -> tuple[nn.Module, None]:
+    def load_trained(self, state: bytes) -> tuple[nn.Module, None]:
         """See `estimator.FrameworkTraining.load_trained`: on the CPU, ready to predict."""
         trained: Any = copy.deepcopy(self.framework.model).cpu()
         if self.framework.plain is None:

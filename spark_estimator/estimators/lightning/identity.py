@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_estimator.estimators.lightning.parts import LightningParts
-from spark_estimator.estimators.persistence.run_identity import Identity, name_of, of_rows_and_parameters
+from spark_estimator.estimators.persistence.run_identity import Identity, get_name, make_base_identity
 from spark_estimator.estimators.torch import identity as torch_identity
 from spark_estimator.estimators.train_spec import TrainSpec
 
@@ -13,7 +13,7 @@ from spark_estimator.estimators.train_spec import TrainSpec
 _FREE = ("max_epochs", "max_steps", "max_time", "logger", "log_every_n_steps", "profiler", "default_root_dir")
 
 
-def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
+def make_identity(spec: TrainSpec, checksums: list[int]) -> Identity:
     """Return the identity of a training: its rows, its module with its hyperparameters, and the parameters that
     steer it.
 
@@ -23,26 +23,26 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
     parts: LightningParts = spec.framework
     arguments = parts.trainer_args or {}
     steering = [
-        f"{name}={value!r}" if isinstance(value, (bool, int, float, str)) else f"{name}={name_of(value)}"
+        f"{name}={value!r}" if isinstance(value, (bool, int, float, str)) else f"{name}={get_name(value)}"
         for name, value in sorted(arguments.items())
         if name not in _FREE and not name.startswith("enable_")
     ]
     if parts.plain is not None:
-        of_torch = torch_identity.identity_of(replace(spec, framework=parts.plain), checksums)
+        of_torch = torch_identity.make_identity(replace(spec, framework=parts.plain), checksums)
         # A line only where checkpoints of earlier releases are of another training.
         plain_rate = [] if parts.scale_lr or parts.steps_locally else ["scale_lr=False"]
         return {**of_torch, "trainer_args": steering + plain_rate}
     chosen = dict(getattr(parts.model, "hparams", {}))
     return {
-        **of_rows_and_parameters(spec, checksums),
-        **torch_identity.of_module(parts.model),
+        **make_base_identity(spec, checksums),
+        **torch_identity.describe_module(parts.model),
         "model's hyperparameters": [
             f"{name}={value!r}"
             for name, value in sorted(chosen.items())
             if isinstance(value, (bool, int, float, str, type(None)))
         ],
         "steps": [
-            f"gradient_compression={name_of(parts.compression)}",
+            f"gradient_compression={get_name(parts.compression)}",
             *([f"sync={parts.sync}, inner_steps={parts.inner_steps}"] if parts.steps_locally else []),
         ],
         "trainer_args": steering + ["scale_lr=True"] * parts.scale_lr,

@@ -15,10 +15,10 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Field
-from spark_estimator.estimators.lightning.loaders import Named, inputs_of
-from spark_estimator.estimators.torch.epoch_means import total
-from spark_estimator.estimators.torch.losses import TorchParts, loss_of
-from spark_estimator.lightning.flavours import preferred
+from spark_estimator.estimators.lightning.loaders import Named, get_inputs
+from spark_estimator.estimators.torch.epoch_means import sum_over_ranks
+from spark_estimator.estimators.torch.losses import TorchParts, compute_loss
+from spark_estimator.lightning.flavours import choose_flavour
 
 
 def to_lightning_module(
@@ -57,7 +57,7 @@ def to_lightning_module(
         )
     parts = TorchParts(model, optimizer, losses, shares, [[] for _ in losses])
     fields = [Field((name,), ("",), (1,), "float32") for name in feature_cols]
-    return adapter_class(preferred())(parts, fields, list(label_cols), sample_weights_col)
+    return adapter_class(choose_flavour())(parts, fields, list(label_cols), sample_weights_col)
 
 
 @functools.cache
@@ -97,12 +97,14 @@ def adapter_class(flavour: str) -> Any:
             return self._parts.optimizer
 
         def _step(self, batch: Named, name: str) -> dict[str, Any]:
-            inputs = inputs_of(self._inputs_of_model, batch)
+            inputs = get_inputs(self._inputs_of_model, batch)
             labels = [batch[label] for label in self._labels]
             weights = None if self._weight is None else batch[self._weight]
             rows = len(labels[0]) if self.counted is None else self.counted()
-            together = list if self._parts.steps_locally or not hvd.is_initialized() or hvd.size() == 1 else total
-            joint, outputs, shaped = loss_of(self._parts, self.model, inputs, labels, weights, rows, together)
+            together = (
+                list if self._parts.steps_locally or not hvd.is_initialized() or hvd.size() == 1 else sum_over_ranks
+            )
+            joint, outputs, shaped = compute_loss(self._parts, self.model, inputs, labels, weights, rows, together)
             loss = joint.value
             self.log(name, loss.detach(), on_step=False, on_epoch=True, batch_size=rows, sync_dist=True)
             with torch.no_grad():

@@ -9,13 +9,13 @@ import torch
 from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.estimators.torch.losses import Tensors
-from spark_estimator.estimators.torch.trainer import tensor_of
+from spark_estimator.estimators.torch.trainer import to_tensor
 from spark_estimator.estimators.train_spec import TrainSpec
 
 Named = dict[str, torch.Tensor]
 
 
-def named(
+def name_batch(
     inputs: Sequence[Field],
     labels: Sequence[Field],
     weight: Field | None,
@@ -35,16 +35,16 @@ def named(
         else:
             flat = tensor.reshape(len(tensor), -1)
             result.update(zip(field.names, flat.split(list(field.widths), dim=1), strict=True))
-    for place, field in enumerate(labels):
-        tensor = tensors[len(inputs) + place]
-        shaped = tensor if label_shapes is None else tensor.reshape(len(tensor), *label_shapes[place][1:])
+    for number, field in enumerate(labels):
+        tensor = tensors[len(inputs) + number]
+        shaped = tensor if label_shapes is None else tensor.reshape(len(tensor), *label_shapes[number][1:])
         result.setdefault(field.names[0], shaped)
     if weight is not None:
         result.setdefault(weight.names[0], tensors[-1].reshape(-1))
     return result
 
 
-def inputs_of(inputs: Sequence[Field], batch: Named) -> Tensors:
+def get_inputs(inputs: Sequence[Field], batch: Named) -> Tensors:
     """Return the model's inputs of a batch: columns of one input are joined again."""
     return [
         batch[field.names[0]]
@@ -82,7 +82,7 @@ class RowLoader:
         self._cut = (batch_size, most_steps)
         self._label_shapes = label_shapes
         self._between = between
-        self._plan = rows.plan(batch_size, most_steps)
+        self._plan = rows.make_plan(batch_size, most_steps)
         self._epoch = self._done = 0
         self._continues = False
 
@@ -99,9 +99,9 @@ class RowLoader:
         if not self._continues or epoch != self._epoch:
             self._epoch, self._done, self._continues = epoch, 0, False
 
-    def rows_done(self, steps: int) -> int:
+    def count_rows_done(self, steps: int) -> int:
         """Return how many rows all ranks together have in the first `steps` batches."""
-        return self._plan.done(steps)
+        return self._plan.count_done(steps)
 
     def __len__(self) -> int:
         return self._plan.steps
@@ -111,19 +111,19 @@ class RowLoader:
         spec, first = self._spec, self._done if self._continues else 0
         order = None if self._seed is None else (self._seed, self._epoch)
         self._continues = False
-        batches = iter(self._rows.batches(*self._cut, order, first))
+        batches = iter(self._rows.read_batches(*self._cut, order, first))
         for number in range(first, len(self)):
             self._done = number
             if number and self._between is not None:
                 self._between(number)
             batch = next(batches)
-            tensors = [tensor_of(matrix, field) for matrix, field in zip(batch.matrices, spec.fields, strict=True)]
-            yield named(spec.inputs, spec.labels, spec.weight, tensors, self._label_shapes)
+            tensors = [to_tensor(matrix, field) for matrix, field in zip(batch.matrices, spec.fields, strict=True)]
+            yield name_batch(spec.inputs, spec.labels, spec.weight, tensors, self._label_shapes)
 
-    def counted(self, step: int) -> int:
+    def count_rows(self, step: int) -> int:
         """Return how many rows of a batch count: 0 if the rank has run out of rows, and has one that does not."""
-        return self._plan.size(self._rows.rank, step)
+        return self._plan.count_rows(self._rows.rank, step)
 
-    def factor(self, step: int) -> float:
+    def compute_factor(self, step: int) -> float:
         """Return the factor of this rank's mean over a batch, with which the ranks' average is that over all rows."""
-        return self.counted(step) * len(self._rows.counts) / self._plan.total(step)
+        return self.count_rows(step) * len(self._rows.counts) / self._plan.count_total(step)

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from spark_estimator.estimators.checks import described, labels_of, listed
+from spark_estimator.estimators.checks import check_labels, check_list, describe_value
 from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
 from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.lightning import removed_hooks
-from spark_estimator.lightning.epoch_outputs import epoch_ends_of
-from spark_estimator.lightning.flavours import FLAVOURS, preferred
+from spark_estimator.lightning.epoch_outputs import find_epoch_ends
+from spark_estimator.lightning.flavours import FLAVOURS, choose_flavour
 from spark_estimator.torch.sending import prepare_to_send
 
 #: Arguments of a Trainer that the job itself decides -> why.
@@ -70,7 +70,7 @@ class LightningParts:
         return self.sync != "allreduce"
 
 
-def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
+def make_parts(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     """Return the parts for the ranks, and the labels' names.
 
     Args:
@@ -82,36 +82,39 @@ def parts_of(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
     model = value("model")
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"model must be a LightningModule, or a torch.nn.Module with optimizer and loss; got {described(model)}."
+            "model must be a LightningModule, or a torch.nn.Module with optimizer and loss; got "
+            f"{describe_value(model)}."
         )
     _check_checkpoints(model, value)
-    flavour = flavour_of(model)
+    flavour = find_flavour(model)
     plain = None
     if flavour is None:
-        flavour = next(filter(None, map(flavour_of, value("callbacks"))), preferred())
+        flavour = next(filter(None, map(find_flavour, value("callbacks"))), choose_flavour())
         if value("optimizer") is None and not (value("loss") or value("loss_constructors")):
             raise TypeError(
                 f"model is a {type(model).__name__}, a torch.nn.Module and not a LightningModule: give it optimizer "
                 f"and loss, or derive it from {flavour}.LightningModule."
             )
-        plain, labels = torch_parts.parts_of(lambda name: _of_torch(name, value))
+        plain, labels = torch_parts.make_parts(lambda name: _get_for_torch(name, value))
     else:
-        labels = labels_of(value)
-        _check_of_module(model, value)
+        labels = check_labels(value)
+        _check_module(model, value)
     check_exchange(value("gradient_compression"), value("sync"))
     package = importlib.import_module(flavour)
     for callback in value("callbacks"):
         if not isinstance(callback, package.Callback):
-            raise TypeError(f"callbacks are Callbacks of {flavour}, as the model is; one was {described(callback)}.")
+            raise TypeError(
+                f"callbacks are Callbacks of {flavour}, as the model is; one was {describe_value(callback)}."
+            )
     if (value("num_gpus") or 0) > 1:
         raise ValueError(f"num_gpus={value('num_gpus')}: each process has one GPU; ask for more of them by num_proc.")
     arguments = value("trainer_args") or {}
     if not isinstance(arguments, Mapping):
-        raise TypeError(f"trainer_args must be a dict of arguments of the Trainer; got {described(arguments)}.")
+        raise TypeError(f"trainer_args must be a dict of arguments of the Trainer; got {describe_value(arguments)}.")
     arguments = dict(arguments)
     _check_trainer_args(arguments, package.Trainer, flavour, value("callbacks"))
-    callbacks = [*value("callbacks"), *listed("callbacks", arguments.pop("callbacks", None))]
-    removed_hooks.warn_of_callbacks(callbacks)
+    callbacks = [*value("callbacks"), *check_list("callbacks", arguments.pop("callbacks", None))]
+    removed_hooks.warn_about_callbacks(callbacks)
     return (
         LightningParts(
             flavour=flavour,
@@ -142,7 +145,7 @@ def _check_checkpoints(model: Any, value: Callable[[str], Any]) -> None:
     for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
         if value(name) is None:
             continue
-        if "training_epoch_end" in epoch_ends_of(model):
+        if "training_epoch_end" in find_epoch_ends(model):
             raise ValueError(
                 f"{name}: {type(model).__name__} has training_epoch_end(), which gets what all steps of an epoch have "
                 "returned. Replace it by on_train_epoch_end()."
@@ -159,13 +162,13 @@ def _check_checkpoints(model: Any, value: Callable[[str], Any]) -> None:
             )
 
 
-def flavour_of(item: Any) -> str | None:
+def find_flavour(item: Any) -> str | None:
     """Return the package of Lightning's whose class an object is of; None: of neither."""
     modules = [kind.__module__ for kind in type(item).__mro__]
     return next((name for name in FLAVOURS if any(module.startswith(f"{name}.") for module in modules)), None)
 
 
-def _of_torch(name: str, value: Callable[[str], Any]) -> Any:
+def _get_for_torch(name: str, value: Callable[[str], Any]) -> Any:
     """Return a parameter as `torch_parts` asks for it; None for those that Lightning's estimator does not have."""
     if name == "callbacks":
         return []
@@ -173,7 +176,7 @@ def _of_torch(name: str, value: Callable[[str], Any]) -> Any:
     return None if name in absent else value(name)
 
 
-def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
+def _check_module(model: Any, value: Callable[[str], Any]) -> None:
     """Check that a LightningModule has its methods; warn about parameters that it replaces."""
     ignored = [name for name in _OF_PLAIN if value(name)]
     if ignored:
@@ -186,19 +189,19 @@ def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
     prepare_to_send(model)
     kind: Any = type(model)
     base = next(base for base in kind.__mro__ if base.__name__ == "LightningModule")
-    for method, why in (
+    for method, reason in (
         ("training_step", "what it learns from a batch, a dict from column names to tensors"),
         ("configure_optimizers", "what it is trained with"),
     ):
         if getattr(kind, method) is getattr(base, method):
-            raise ValueError(f"{type(model).__name__} has no {method}(), which defines {why}.")
+            raise ValueError(f"{type(model).__name__} has no {method}(), which defines {reason}.")
     for name, today in removed_hooks.STEP_ENDS.items():
         if callable(getattr(kind, name, None)):
             raise ValueError(
                 f"{type(model).__name__} has {name}(), which Lightning 2 does not call: return from {today}() what it "
                 "returns."
             )
-    removed_hooks.warn_of_module(model)
+    removed_hooks.warn_about_module(model)
     if kind.forward in (base.forward, nn.Module.forward):
         raise ValueError(
             f"{type(model).__name__} has no forward(), which predicts: it is called with a tensor for each feature."
@@ -211,18 +214,20 @@ def _check_of_module(model: Any, value: Callable[[str], Any]) -> None:
 
 
 def _check_trainer_args(arguments: dict[str, Any], trainer: Any, flavour: str, callbacks: Sequence[Any]) -> None:
-    known = [name for name in inspect.signature(trainer.__init__).parameters if name != "self"]
+    parameters = [name for name in inspect.signature(trainer.__init__).parameters if name != "self"]
     for name, value in arguments.items():
         if name in _REFUSED:
             raise ValueError(f"trainer_args[{name!r}] = {value!r} is not taken: {_REFUSED[name]}.")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+        if name not in parameters:
+            near = difflib.get_close_matches(name, parameters, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"trainer_args has {name!r}, which no Trainer of {flavour} takes.{hint}")
     package = importlib.import_module(flavour)
-    for callback in listed("callbacks", arguments.get("callbacks")):
+    for callback in check_list("callbacks", arguments.get("callbacks")):
         if not isinstance(callback, package.Callback):
-            raise TypeError(f"trainer_args['callbacks'] are Callbacks of {flavour}; one was {described(callback)}.")
+            raise TypeError(
+                f"trainer_args['callbacks'] are Callbacks of {flavour}; one was {describe_value(callback)}."
+            )
     if arguments.get("accelerator") in ("tpu", "mps"):
         raise ValueError(
             f"trainer_args['accelerator'] must be 'cpu', 'gpu' or 'auto'; got {arguments['accelerator']!r}."

@@ -11,36 +11,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from spark_estimator.lightning.metrics import collections_in, metrics_in
+from spark_estimator.lightning.metrics import iterate_collections, iterate_metrics
 
 
-def metric_states(module: nn.Module) -> list[dict[str, Any]]:
+def get_metric_states(module: nn.Module) -> list[dict[str, Any]]:
     """Return [metrics of torchmetrics in a module] the plain attributes of each: its states, and how often it was
     updated.
     """
-    for collection in collections_in(module):
+    for collection in iterate_collections(module):
         list(collection.items())  # metrics of a group have one state, of which each gets a copy
-    return [_plain_attributes(metric) for metric in metrics_in(module)]
+    return [_copy_attributes(metric) for metric in iterate_metrics(module)]
 
 
 def take_metric_states(module: nn.Module, states: list[dict[str, Any]]) -> None:
     """Restore what `get_metric_states` returned."""
-    for metric, state in zip(metrics_in(module), states, strict=False):
+    for metric, state in zip(iterate_metrics(module), states, strict=False):
         for name, value in state.items():
-            vars(metric)[name] = _on_device(value, metric.device)
+            vars(metric)[name] = _move_to(value, metric.device)
 
 
-def logged_values(trainer: Any) -> dict[str, dict[str, Any]]:
+def get_logged_values(trainer: Any) -> dict[str, dict[str, Any]]:
     """Return what this epoch has logged with ``on_epoch``, by Lightning's keys: sums, and how they were logged."""
     values = {}
-    for key, result in _results(trainer).items():
+    for key, result in _get_results(trainer).items():
         meta = result.meta
         if not meta.on_epoch or result.has_reset:
             continue
         names = [meta.name, f"{meta.name}_epoch"] if meta.on_step else [meta.name]
         values[key] = {"names": names, "logger": meta.logger, "prog_bar": meta.prog_bar}
         if not result.is_tensor:
-            values[key]["metric"] = meta.metric_attribute  # whose states are in `metric_states`
+            values[key]["metric"] = meta.metric_attribute  # whose states are in `get_metric_states`
             continue
         values[key] |= {"value": result.value, "sync_dist": meta.sync.should, "reduce_fx": "mean"}
         if meta.is_mean_reduction:
@@ -57,7 +57,7 @@ def add_logged_values(trainer: Any, earlier: dict[str, dict[str, Any]]) -> None:
 
     Lightning clears its sums in the first batch of a ``fit``, so that they cannot be restored before it.
     """
-    results = _results(trainer)
+    results = _get_results(trainer)
     for key in [key for key in earlier if key in results and not results[key].has_reset]:
         result, sums = results[key], earlier.pop(key)
         if "metric" in sums:
@@ -87,13 +87,13 @@ def log_earlier_values(module: Any, earlier: dict[str, dict[str, Any]]) -> None:
             module.log(name, value, logger=values["logger"], prog_bar=values["prog_bar"], **how)
 
 
-def _results(trainer: Any) -> dict[str, Any]:
+def _get_results(trainer: Any) -> dict[str, Any]:
     results: dict[str, Any] = trainer.fit_loop.epoch_loop._results
     return results
 
 
-def _plain_attributes(metric: Any) -> dict[str, Any]:
-    return {name: _detached(value) for name, value in vars(metric).items() if _is_plain(value)}
+def _copy_attributes(metric: Any) -> dict[str, Any]:
+    return {name: _detach(value) for name, value in vars(metric).items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:
@@ -102,13 +102,13 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
 
 
-def _detached(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     if isinstance(value, list):
         return [item.detach() for item in value]
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _on_device(value: Any, device: torch.device) -> Any:
+def _move_to(value: Any, device: torch.device) -> Any:
     if isinstance(value, list):
         return [item.to(device) for item in value]
     return value.to(device) if isinstance(value, torch.Tensor) else value

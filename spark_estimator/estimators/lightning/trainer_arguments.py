@@ -54,7 +54,7 @@ def _make_logger(package: Any, folder: str | None) -> Any:
     return package.loggers.TensorBoardLogger(folder, name="") if folder is not None and installed else False
 
 
-def quiet_lightning(flavour: str, verbose: int) -> None:
+def silence_lightning(flavour: str, verbose: int) -> None:
     """Hide Lightning's banners from those who do not ask for more than a line for each epoch."""
     if verbose >= 2:
         return

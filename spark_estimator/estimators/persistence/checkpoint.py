@@ -21,18 +21,18 @@ from typing import Any, Protocol
 
 import numpy
 
-from spark_estimator.checkpoint.file_saver import DirectSaver, FileSaver, saver_for
-from spark_estimator.checkpoint.schedule import Schedule, clock
+from spark_estimator.checkpoint.file_saver import DirectSaver, FileSaver, make_saver
+from spark_estimator.checkpoint.schedule import Schedule, read_clock
 from spark_estimator.checkpoint.writer_link import Report
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import run_lease
-from spark_estimator.estimators.persistence.run_identity import Identity, differences, without_values
+from spark_estimator.estimators.persistence.run_identity import Identity, drop_values, find_differences
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 from spark_estimator.store import FilesystemStore, Store
-from spark_estimator.store.digests import flaw_of
+from spark_estimator.store.digests import find_flaw
 
 # A store may be unavailable for a while: after the first checkpoint, this number in a row may fail.
 _MOST_LOST = 2
@@ -64,24 +64,24 @@ class TrainingProgress:
             numbers: gives a copy of the model's.
         """
         self.history.append(entry)
-        if self.restore_best and self._best_epoch() == len(self.history) - 1:
+        if self.restore_best and self._find_best_epoch() == len(self.history) - 1:
             self.best = numbers()
 
     @property
     def is_over(self) -> bool:
         """Return whether the training shall end before its last epoch."""
-        return self.patience is not None and len(self.history) - 1 - self._best_epoch() >= self.patience
+        return self.patience is not None and len(self.history) - 1 - self._find_best_epoch() >= self.patience
 
     @staticmethod
-    def watched(entry: dict[str, Any]) -> float:
+    def get_loss(entry: dict[str, Any]) -> float:
         """Return the loss by which epochs are compared: that of validation, if there is one."""
         loss: float = entry.get("validation", entry["train"])["loss"]
         return loss
 
-    def _best_epoch(self) -> int:
-        losses = [self.watched(entry) for entry in self.history]
-        known = [loss if math.isfinite(loss) else math.inf for loss in losses]
-        return known.index(min(known)) if known else 0
+    def _find_best_epoch(self) -> int:
+        losses = [self.get_loss(entry) for entry in self.history]
+        finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
+        return finite.index(min(finite)) if finite else 0
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,13 @@ class Checkpoint:
 class CheckpointFormat(Protocol):
     """How a framework writes a file of tensors and plain values, and reads one without running code from it."""
 
-    def stream(self, content: dict[str, Any]) -> io.BytesIO:
+    def to_stream(self, content: dict[str, Any]) -> io.BytesIO:
         """Return the file."""
 
-    def unpacked(self, content: bytes) -> dict[str, Any]:
+    def unpack(self, content: bytes) -> dict[str, Any]:
         """Return the content that was passed to `to_stream`."""
 
-    def why(self, error: Exception) -> str:
+    def describe_error(self, error: Exception) -> str:
         """Return an error of `unpack` in a line."""
 
 
@@ -134,7 +134,7 @@ class Saver:
         self._spec = spec
         self._form = form
         self._lost = _MOST_LOST
-        self._fence = run_lease.Fence.of(spec)
+        self._fence = run_lease.Fence.from_spec(spec)
         self._files: FileSaver | DirectSaver | None = None
         self._waits_since = math.inf
         self._has_reported_skipping = False
@@ -151,9 +151,9 @@ class Saver:
             return
         if self._files is None:
             store = self._spec.store
-            self._files = saver_for(store, functools.partial(_write, store, self._fence))
-        reports = self._files.reports()
-        self._account(reports)
+            self._files = make_saver(store, functools.partial(_write, store, self._fence))
+        reports = self._files.read_reports()
+        self._count_reports(reports)
         if reports or self._waits_since == math.inf:
             self._waits_since = time.monotonic()
         whole = {
@@ -168,7 +168,7 @@ class Saver:
             "initial": checkpoint.initial,
             "owner": self._spec.owner,
         }
-        with self._form.stream(whole).getbuffer() as content:
+        with self._form.to_stream(whole).getbuffer() as content:
             replaced = self._files.put(path, content)
         is_slow = replaced and time.monotonic() - self._waits_since > _SLOW_SECONDS
         if is_slow and self._spec.verbose and not self._has_reported_skipping:
@@ -181,7 +181,7 @@ class Saver:
     def wait(self) -> None:
         """Wait until the last one is complete or has failed. Raise as `save` does."""
         if self._files is not None:
-            self._account(self._files.wait())
+            self._count_reports(self._files.wait())
 
     def __enter__(self) -> Saver:
         return self
@@ -198,7 +198,7 @@ class Saver:
             self._files.close()
             self._files = None
 
-    def _account(self, reports: Sequence[Report]) -> None:
+    def _count_reports(self, reports: Sequence[Report]) -> None:
         """Count what was written and what was lost."""
         for report in reports:
             if not report.error:
@@ -222,16 +222,16 @@ def _write(store: Store, fence: run_lease.Fence | None, path: str, content: byte
     run_lease.write(store, path, content, fence)
 
 
-def schedule_of(spec: TrainSpec) -> Schedule | None:
+def make_schedule(spec: TrainSpec) -> Schedule | None:
     """Return the schedule of checkpoints within an epoch; None: there are none."""
     if not spec.checkpoints_within:
         return None
     seconds = spec.checkpoint_seconds
-    return Schedule(spec.checkpoint_steps, None if seconds is None else timedelta(seconds=seconds), _first_clock)
+    return Schedule(spec.checkpoint_steps, None if seconds is None else timedelta(seconds=seconds), _read_first_clock)
 
 
-def _first_clock() -> float:
-    return float(arrays.broadcast(numpy.array([clock()]), 0, "checkpoint.clock")[0])
+def _read_first_clock() -> float:
+    return float(arrays.broadcast(numpy.array([read_clock()]), 0, "checkpoint.clock")[0])
 
 
 def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpoint | None:
@@ -249,7 +249,7 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
         assert spec.store is not None
         discard_partials(spec)
         try:
-            fence = run_lease.Fence.of(spec)
+            fence = run_lease.Fence.from_spec(spec)
             assert fence is not None
             fence.take()
             # Not exists(), which returns False if fsspec cannot reach a store.
@@ -264,19 +264,19 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
                 f"{type(error).__name__}: {error}. Whether run_id={spec.run_id!r} has a checkpoint is not known."
             )
         else:
-            result = _no_checkpoint(spec, flaw) if (flaw := flaw_of(result)) else result
+            result = _describe_flaw(spec, flaw) if (flaw := find_flaw(result)) else result
     content = broadcast_object(result, root_rank=0, name="checkpoint")
     if content is None:
         return None
     if isinstance(content, str):
         raise DataError(content)
     try:
-        values = form.unpacked(content)
+        values = form.unpack(content)
         rest = {name: values.pop(name) for name in ("identity", "seed", "history", "best", "ranks", "cursor", "epoch")}
         cursor = None if rest["cursor"] is None else Cursor(**rest["cursor"])
         written = {name: str(values.pop(name, "")) for name in ("initial", "owner")}  # not by earlier versions
         found_in = Checkpoint(
-            {what: list(words) for what, words in rest["identity"].items()},
+            {kind: list(words) for kind, words in rest["identity"].items()},
             int(rest["seed"]),
             values,
             list(rest["history"]),
@@ -286,9 +286,9 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
             **written,
         )
     except Exception as error:
-        raise DataError(_no_checkpoint(spec, form.why(error))) from error
-    besides_values = differences(without_values(found_in.identity), without_values(identity))
-    others = besides_values if spec.resume_on_other_rows else differences(found_in.identity, identity)
+        raise DataError(_describe_flaw(spec, form.describe_error(error))) from error
+    besides_values = find_differences(drop_values(found_in.identity), drop_values(identity))
+    others = besides_values if spec.resume_on_other_rows else find_differences(found_in.identity, identity)
     if others:
         on_these_rows = "" if besides_values else "; set resume_on_other_rows=True to continue the run with these rows"
         raise DataError(
@@ -299,7 +299,7 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
     return found_in
 
 
-def _no_checkpoint(spec: TrainSpec, flaw: str) -> str:
+def _describe_flaw(spec: TrainSpec, flaw: str) -> str:
     return (
         f"{spec.checkpoint_path} is not a checkpoint that this training can resume from: {flaw}. Choose another "
         "run_id, or remove it."
@@ -314,7 +314,7 @@ def discard_partials(spec: TrainSpec) -> None:
             spec.store.discard_partials(spec.store.get_run_path(spec.run_id))
 
 
-def line_of(entry: dict[str, Any], epochs: int) -> str:
+def describe_epoch(entry: dict[str, Any], epochs: int) -> str:
     """Return an epoch in one line."""
     parts = [f"epoch {entry['epoch'] + 1}/{epochs}"]
     for name in ("train", "validation"):

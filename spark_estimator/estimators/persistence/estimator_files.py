@@ -15,7 +15,7 @@ import cloudpickle
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.params import TableParams
 from spark_estimator.estimators.persistence.manifest import Manifest, write_manifest
-from spark_estimator.estimators.persistence.subclass_params import new_instance, restore_subclass, write_subclass
+from spark_estimator.estimators.persistence.subclass_params import make_instance, restore_subclass, write_subclass
 
 _Estimator = TypeVar("_Estimator", bound=TableParams)
 
@@ -78,9 +78,9 @@ def load(
     if unknown:
         raise DataError(f"{manifest.folder} contains {unknown[0]!r}, which a {kind.__name__} doesn't have.")
     try:
-        estimator = new_instance(kind, TableParams, **manifest.params, **result)
+        estimator = make_instance(kind, TableParams, **manifest.params, **result)
     except (TypeError, ValueError) as error:
-        raise manifest.broken("params", f"or the saved objects don't fit: {error}") from error
+        raise manifest.make_error("params", f"or the saved objects don't fit: {error}") from error
     restore_subclass(estimator, manifest, trust=trust)
     estimator._resetUid(manifest.uid)
     return estimator

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spark_estimator.errors import PreflightError, without_links
+from spark_estimator.errors import PreflightError, remove_links
 from spark_estimator.store import FilesystemStore, Store
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class FileSystem(Protocol):
 
     part_bytes: int | None
 
-    def user(self) -> str:
+    def get_user(self) -> str:
         """Return the user whose permissions hold, for messages."""
 
     def exists(self, path: str) -> bool:
         """Return whether a file or folder is there."""
 
-    def files(self, folder: str) -> dict[str, int]:
+    def list_files(self, folder: str) -> dict[str, int]:
         """Return the names of all files below a folder, relative to it, and their bytes; of a file ""."""
 
     def fetch(self, path: str, size: int, target: Path) -> None:
@@ -79,28 +79,28 @@ class HadoopFiles:
 
     def __init__(self, session: SparkSession, path: str) -> None:
         state: Any = session
-        with _as_os_errors():
+        with _raise_os_errors():
             self._gateway = state.sparkContext._gateway
             self._hadoop = self._gateway.jvm.org.apache.hadoop
             self._conf = state._jsparkSession.sessionState().newHadoopConf()
-            self._fs = self._path(path).getFileSystem(self._conf)
-            self.uri: str = self._fs.makeQualified(self._path(path)).toString()
+            self._fs = self._to_path(path).getFileSystem(self._conf)
+            self.uri: str = self._fs.makeQualified(self._to_path(path)).toString()
 
-    def user(self) -> str:
+    def get_user(self) -> str:
         """Return the user whose permissions hold, for messages."""
         return str(self._hadoop.security.UserGroupInformation.getCurrentUser().getShortUserName())
 
     def exists(self, path: str) -> bool:
         """Return whether a file or folder is there."""
-        with _as_os_errors():
-            return bool(self._fs.exists(self._path(path)))
+        with _raise_os_errors():
+            return bool(self._fs.exists(self._to_path(path)))
 
-    def files(self, folder: str) -> dict[str, int]:
+    def list_files(self, folder: str) -> dict[str, int]:
         """Return the names of all files below a folder, relative to it, and their bytes; of a file ""."""
         result: dict[str, int] = {}
-        with _as_os_errors():
-            root = self._fs.makeQualified(self._path(folder)).toString()
-            files = self._fs.listFiles(self._path(folder), True)
+        with _raise_os_errors():
+            root = self._fs.makeQualified(self._to_path(folder)).toString()
+            files = self._fs.listFiles(self._to_path(folder), True)
             while files.hasNext():
                 status = files.next()
                 result[status.getPath().toString()[len(root) :].lstrip("/")] = int(status.getLen())
@@ -108,23 +108,23 @@ class HadoopFiles:
 
     def fetch(self, path: str, size: int, target: Path) -> None:
         """Copy a file to this machine, without a file of checksums beside it."""
-        with _as_os_errors():
-            self._fs.copyToLocalFile(False, self._path(path), self._local(target), True)
+        with _raise_os_errors():
+            self._fs.copyToLocalFile(False, self._to_path(path), self._to_local_path(target), True)
 
     def put(self, source: Path, path: str) -> None:
         """Copy a file of this machine; replace what is there, and make the folders above it."""
-        with _as_os_errors():
-            self._fs.copyFromLocalFile(False, True, self._local(source), self._path(path))
+        with _raise_os_errors():
+            self._fs.copyFromLocalFile(False, True, self._to_local_path(source), self._to_path(path))
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder with all in it; do nothing where there is none."""
-        with _as_os_errors():
-            self._fs.delete(self._path(path), True)
+        with _raise_os_errors():
+            self._fs.delete(self._to_path(path), True)
 
     def moves_at_once(self, folder: str) -> bool:
         """Return whether folders move in one step there: on HDFS, also where viewfs leads to it. Make the parent."""
-        with _as_os_errors():
-            parent = self._path(folder).getParent()
+        with _raise_os_errors():
+            parent = self._to_path(folder).getParent()
             self._fs.mkdirs(parent)
             return str(self._fs.resolvePath(parent).toUri().getScheme()) == "hdfs"
 
@@ -135,10 +135,10 @@ class HadoopFiles:
             partial: the new folder.
             pattern: Hadoop's glob of such folders. They are old by the clock of the file system alone.
         """
-        with _as_os_errors():
-            self._fs.mkdirs(self._path(partial))
-            now = self._fs.getFileStatus(self._path(partial)).getModificationTime()
-            for status in self._fs.globStatus(self._path(pattern)) or ():
+        with _raise_os_errors():
+            self._fs.mkdirs(self._to_path(partial))
+            now = self._fs.getFileStatus(self._to_path(partial)).getModificationTime()
+            for status in self._fs.globStatus(self._to_path(pattern)) or ():
                 if now - status.getModificationTime() > _ABANDONED_AFTER.total_seconds() * 1000:
                     self._fs.delete(status.getPath(), True)
 
@@ -148,22 +148,22 @@ class HadoopFiles:
         Raises:
             FileExistsError: the target is there already.
         """
-        with _as_os_errors():
+        with _raise_os_errors():
             context = self._hadoop.fs.FileContext.getFileContext(self._fs.getUri(), self._conf)
             # FileSystem.rename() would move it into a folder of that name.
             options = self._gateway.new_array(self._hadoop.fs.Options.Rename, 0)
-            context.rename(self._path(source), self._path(target), options)
+            context.rename(self._to_path(source), self._to_path(target), options)
 
     def keep_permission(self, source: str, target: str) -> None:
         """Give a folder the permission of another one."""
-        with _as_os_errors():
-            permission = self._fs.getFileStatus(self._path(source)).getPermission()
-            self._fs.setPermission(self._path(target), permission)
+        with _raise_os_errors():
+            permission = self._fs.getFileStatus(self._to_path(source)).getPermission()
+            self._fs.setPermission(self._to_path(target), permission)
 
-    def _path(self, path: str) -> Any:
+    def _to_path(self, path: str) -> Any:
         return self._hadoop.fs.Path(path)
 
-    def _local(self, path: Path) -> Any:
+    def _to_local_path(self, path: Path) -> Any:
         return self._hadoop.fs.Path("file", None, str(path.absolute()))
 
 
@@ -181,40 +181,40 @@ class FsspecFiles:
         assert isinstance(store, FilesystemStore)
         self._store = store
 
-    def user(self) -> str:
+    def get_user(self) -> str:
         """Return the user whose permissions hold, for messages."""
         return "of fsspec's credentials"
 
     def exists(self, path: str) -> bool:
         """Return whether a file or folder is there."""
-        with _as_os_errors():
+        with _raise_os_errors():
             return self._store.exists(path)
 
-    def files(self, folder: str) -> dict[str, int]:
+    def list_files(self, folder: str) -> dict[str, int]:
         """Return the names of all files below a folder, relative to it, and their bytes; of a file ""."""
         result: dict[str, int] = {}
-        with _as_os_errors():
+        with _raise_os_errors():
             for path, size in self._store.entries(folder):
                 name = path[len(folder) :].lstrip("/")
                 if size is None:
-                    result |= {f"{name}/{below}": count for below, count in self.files(path).items()}
+                    result |= {f"{name}/{below}": count for below, count in self.list_files(path).items()}
                 else:
                     result[name] = size
         return result
 
     def fetch(self, path: str, size: int, target: Path) -> None:
         """Copy a file to this machine."""
-        with _as_os_errors(), self._store.open(path) as source, target.open("wb") as copy:
+        with _raise_os_errors(), self._store.open(path) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy, 1 << 20)
 
     def put(self, source: Path, path: str) -> None:
         """Copy a file of this machine; replace what is there, and make the folders above it."""
-        with _as_os_errors(), source.open("rb") as content, self._store.open(path, "wb") as copy:
+        with _raise_os_errors(), source.open("rb") as content, self._store.open(path, "wb") as copy:
             shutil.copyfileobj(content, copy, 1 << 20)
 
     def remove(self, path: str) -> None:
         """Remove a file or a folder with all in it; do nothing where there is none."""
-        with _as_os_errors():
+        with _raise_os_errors():
             if self._store.exists(path):
                 self._store.remove(path)
 
@@ -236,11 +236,11 @@ class ConnectFiles:
 
     def __init__(self, session: SparkSession, path: str) -> None:
         self._session = session
-        with _as_os_errors():
-            self.uri = self._qualified(path)
-            self._default = self._qualified("/spark_estimator").removesuffix("spark_estimator")
+        with _raise_os_errors():
+            self.uri = self._qualify(path)
+            self._default = self._qualify("/spark_estimator").removesuffix("spark_estimator")
 
-    def user(self) -> str:
+    def get_user(self) -> str:
         """Return the user whose permissions hold, for messages."""
         row = self._session.sql("select current_user()").first()
         return f"{row[0] if row else '?'} of the Spark Connect server"
@@ -248,15 +248,15 @@ class ConnectFiles:
     def exists(self, path: str) -> bool:
         """Return whether a file or folder is there."""
         try:
-            with _as_os_errors():
+            with _raise_os_errors():
                 _ = self._read(path).schema
         except FileNotFoundError:
             return False
         return True
 
-    def files(self, folder: str) -> dict[str, int]:
+    def list_files(self, folder: str) -> dict[str, int]:
         """Return the names of all files below a folder, relative to it, and their bytes; of a file ""."""
-        with _as_os_errors():
+        with _raise_os_errors():
             rows = self._read(folder).select("path", "length").collect()
         return {path[len(folder) :].lstrip("/"): int(length) for path, length in rows}
 
@@ -267,35 +267,35 @@ class ConnectFiles:
             OSError: also where it is larger than a server may return, and fsspec does not read it.
         """
         if size > _CONNECT_MOST:
-            self._by_fsspec(path, f"{size} bytes are more than the {_CONNECT_MOST} that a row may have").fetch(
+            self._open_by_fsspec(path, f"{size} bytes are more than the {_CONNECT_MOST} that a row may have").fetch(
                 path, size, target
             )
             return
-        with _as_os_errors(), target.open("wb") as copy:
+        with _raise_os_errors(), target.open("wb") as copy:
             for row in self._read(path).select("content").toLocalIterator():
                 copy.write(row[0])
 
     def put(self, source: Path, path: str) -> None:
         """Copy a file of this machine; replace what is there, and make the folders above it."""
         if not path.startswith(self._default):
-            self._by_fsspec(path, f"its server writes files only to its default file system, {self._default}").put(
+            self._open_by_fsspec(path, f"its server writes files only to its default file system, {self._default}").put(
                 source, path
             )
             return
-        with _as_os_errors():
+        with _raise_os_errors():
             self._session.copyFromLocalToFs(str(source), f"/{path[len(self._default) :]}")
 
     def remove(self, path: str) -> None:
         """Empty a folder; do nothing where there is none."""
         if self.exists(path):
-            with _as_os_errors():
+            with _raise_os_errors():
                 empty = self._session.range(0).selectExpr("cast(id as string)")
                 empty.write.mode("overwrite").text(path)
 
     def check_writing(self) -> None:
         """Raise OSError where neither the server nor fsspec can write to the path."""
         if not self.uri.startswith(self._default):
-            self._by_fsspec(self.uri, f"its server writes files only to its default file system, {self._default}")
+            self._open_by_fsspec(self.uri, f"its server writes files only to its default file system, {self._default}")
 
     def sees(self, file: Path) -> bool:
         """Return whether the server finds a file of this machine at the same path."""
@@ -305,7 +305,7 @@ class ConnectFiles:
         read = self._session.read.format("binaryFile").option("recursiveFileLookup", "true")
         return read.load(re.sub(r"([\\\[\]{}*?,])", r"\\\1", path))
 
-    def _qualified(self, path: str) -> str:
+    def _qualify(self, path: str) -> str:
         """Return a path as the server has it, which it names only in an error."""
         absent = f"{path.rstrip('/')}.{secrets.token_hex(8)}"
         try:
@@ -317,18 +317,18 @@ class ConnectFiles:
             return re.sub(r"\\(.)", r"\1", match[1])
         raise OSError(f"{absent} is there")
 
-    def _by_fsspec(self, path: str, why: str) -> FsspecFiles:
+    def _open_by_fsspec(self, path: str, reason: str) -> FsspecFiles:
         try:
             return FsspecFiles(path)
         except (PreflightError, ValueError, OSError) as error:
             raise OSError(
-                f"over Spark Connect, {why}, and fsspec does not reach it from this client: "
-                f"{without_links(str(error))} Or use a classic session."
+                f"over Spark Connect, {reason}, and fsspec does not reach it from this client: "
+                f"{remove_links(str(error))} Or use a classic session."
             ) from error
 
 
 @contextmanager
-def _as_os_errors() -> Iterator[None]:
+def _raise_os_errors() -> Iterator[None]:
     """Make OSErrors of what Java, a Connect server or a package of fsspec's raise, with the first line of their words.
 
     A bug of this package is a Python error of another kind, and is left as it is.

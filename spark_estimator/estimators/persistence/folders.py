@@ -67,7 +67,7 @@ def is_local(path: str) -> bool:
     return text.startswith("/Volumes/") and os.path.isdir("/Volumes")
 
 
-def local_path(path: str) -> Path:
+def to_local_path(path: str) -> Path:
     """Return a folder of this machine's file system, Databricks' ``dbfs:/`` and ``file:`` included.
 
     Raises:

@@ -34,7 +34,7 @@ class HorovodFile:
     encoded: Mapping[str, str | None]
 
     @classmethod
-    def at(cls, folder: Path) -> HorovodFile | None:
+    def read(cls, folder: Path) -> HorovodFile | None:
         """Return the content of a folder; None: nothing of Horovod's."""
         metadata = folder / "metadata"
         parts = sorted(metadata.glob("part-*")) if metadata.is_dir() else [metadata]
@@ -47,7 +47,7 @@ class HorovodFile:
         except (OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
             return None
 
-    def values(self, kind: str, *, trust: bool) -> dict[str, Any]:
+    def load_values(self, kind: str, *, trust: bool) -> dict[str, Any]:
         """Return the parameters that are not None, by name. A model of TorchScript is a stream.
 
         Args:
@@ -64,9 +64,9 @@ class HorovodFile:
                 f"{self.folder} was saved by Horovod, as pickles, which can run any code when they are opened. Pass "
                 "trust=True (in a pipeline: use trust_files()) if you trust the folder."
             )
-        return {name: self._opened(name, text) for name, text in self.encoded.items() if text is not None}
+        return {name: self._load_value(name, text) for name, text in self.encoded.items() if text is not None}
 
-    def _opened(self, name: str, text: str) -> Any:
+    def _load_value(self, name: str, text: str) -> Any:
         try:
             return cloudpickle.loads(base64.b64decode(text))
         except Exception as error:

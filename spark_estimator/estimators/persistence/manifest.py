@@ -17,8 +17,8 @@ from pyspark.ml.param import Params
 from spark_estimator import __version__
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence.folders import MANIFEST_FILE, MLFLOW_FOLDER
-from spark_estimator.store.digests import digest_of
-from spark_estimator.store.replacement import surviving_folder
+from spark_estimator.store.digests import compute_digest
+from spark_estimator.store.replacement import find_surviving_folder
 
 _Result = TypeVar("_Result")
 
@@ -34,12 +34,12 @@ def write_manifest(folder: Path, instance: Params, details: dict[str, Any]) -> N
     import pyspark
 
     kind = type(instance)
-    digests = {file.name: digest_of(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    digests = {file.name: compute_digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
     header = {"format": _FORMAT, "kind": kind.__name__, "version": __version__, "uid": instance.uid}
     whole = {**header, **details, "sha256": digests}
     (folder / MANIFEST_FILE).write_text(json.dumps(whole, indent=2), encoding="utf-8")
     of_spark = {
-        "class": public_path(kind),
+        "class": get_public_path(kind),
         "timestamp": int(time.time() * 1000),
         "sparkVersion": str(pyspark.__version__),
         "uid": instance.uid,
@@ -51,7 +51,7 @@ def write_manifest(folder: Path, instance: Params, details: dict[str, Any]) -> N
     (folder / "metadata" / "_SUCCESS").touch()
 
 
-def public_path(kind: type) -> str:
+def get_public_path(kind: type) -> str:
     """Return the path that Spark ML imports a class from: the public one of our classes, which stays when modules
     move.
     """
@@ -75,14 +75,14 @@ class Manifest:
 
     def __init__(self, folder: Path, kind: str) -> None:
         inside = folder / "data" / MLFLOW_FOLDER
-        folder = surviving_folder(inside if (folder / "MLmodel").is_file() else folder, MANIFEST_FILE)
+        folder = find_surviving_folder(inside if (folder / "MLmodel").is_file() else folder, MANIFEST_FILE)
         self.folder = folder
         self._kind = kind
         try:
             content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            why = f"{MANIFEST_FILE} is missing" if folder.exists() else "the folder does not exist"
-            raise DataError(f"{folder} doesn't contain a {kind}: {why}.") from error
+            reason = f"{MANIFEST_FILE} is missing" if folder.exists() else "the folder does not exist"
+            raise DataError(f"{folder} doesn't contain a {kind}: {reason}.") from error
         except (ValueError, OSError, RecursionError) as error:
             raise DataError(f"{folder}: the {kind} cannot be read: {MANIFEST_FILE}: {error}") from error
         if not isinstance(content, dict) or content.get("kind") != kind:
@@ -94,15 +94,15 @@ class Manifest:
                 f"{__version__} reads format {_FORMAT}. Load it there, and save it with this version."
             )
         self._content = content
-        self.uid: str = self.value("uid", is_text, "a text")
-        self.params: dict[str, Any] = self.value("params", lambda value: isinstance(value, dict), "an object")
-        self._digests: dict[str, str] = self.value(
+        self.uid: str = self.get("uid", is_text, "a text")
+        self.params: dict[str, Any] = self.get("params", lambda value: isinstance(value, dict), "an object")
+        self._digests: dict[str, str] = self.get(
             "sha256",
             lambda value: isinstance(value, dict) and all(map(is_text, value.values())) and all(map(_is_name, value)),
             "an object from names of files to texts",
         )
 
-    def value(self, key: str, right: Callable[[Any], bool], words: str) -> Any:
+    def get(self, key: str, right: Callable[[Any], bool], words: str) -> Any:
         """Return the value of a key.
 
         Args:
@@ -113,12 +113,12 @@ class Manifest:
             DataError: the key is missing, or its value is not `right`.
         """
         if key not in self._content:
-            raise self.broken(key, f"is missing; it must be {words}")
+            raise self.make_error(key, f"is missing; it must be {words}")
         if not right(self._content[key]):
-            raise self.broken(key, f"must be {words}; it is {_short(self._content[key])}")
+            raise self.make_error(key, f"must be {words}; it is {_shorten(self._content[key])}")
         return self._content[key]
 
-    def optional(self, key: str, default: Any) -> Any:
+    def get_optional(self, key: str, default: Any) -> Any:
         """Return the value of a key that not every folder has.
 
         Args:
@@ -126,9 +126,9 @@ class Manifest:
         """
         if key not in self._content:
             return default
-        return self.value(key, lambda value: isinstance(value, type(default)), f"of type {type(default).__name__}")
+        return self.get(key, lambda value: isinstance(value, type(default)), f"of type {type(default).__name__}")
 
-    def broken(self, key: str, flaw: str) -> DataError:
+    def make_error(self, key: str, flaw: str) -> DataError:
         """Return an error about the value of a key."""
         return DataError(f"{self.folder / MANIFEST_FILE} is broken: {key!r} {flaw.rstrip('.')}.")
 
@@ -141,16 +141,16 @@ class Manifest:
         """Return whether a file was written."""
         return name in self._digests
 
-    def file(self, name: str) -> Path:
+    def check_file(self, name: str) -> Path:
         """Return a file that was written with the manifest, and is unchanged.
 
         Raises:
             DataError: it is not, or it is not there.
         """
-        self._check(name, self._read(name, digest_of))
+        self._check(name, self._read(name, compute_digest))
         return self.folder / name
 
-    def content(self, name: str) -> bytes:
+    def read_content(self, name: str) -> bytes:
         """Return the bytes of a file that was written with the manifest, read once: what is checked is what is used.
 
         Raises:
@@ -163,7 +163,7 @@ class Manifest:
     def _read(self, name: str, read: Callable[[Path], _Result]) -> _Result:
         file = self.folder / name
         if not self.has(name):
-            raise self.broken("sha256", f"has no entry for {name}")
+            raise self.make_error("sha256", f"has no entry for {name}")
         try:
             return read(file)
         except FileNotFoundError as error:
@@ -190,6 +190,6 @@ def _is_name(name: str) -> bool:
     return name not in ("", ".", "..") and "/" not in name
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -42,7 +42,7 @@ def check_room(spark: SparkSession, model_bytes: int, store: Store | None) -> No
     """
     if store is not None:
         return
-    memory = driver_memory(spark)
+    memory = get_driver_memory(spark)
     if memory is None or model_bytes * _COPIES <= memory:
         return
     raise PreflightError(
@@ -53,7 +53,7 @@ def check_room(spark: SparkSession, model_bytes: int, store: Store | None) -> No
     )
 
 
-def driver_memory(spark: SparkSession) -> int | None:
+def get_driver_memory(spark: SparkSession) -> int | None:
     """Return the bytes of memory that the driver's JVM may use; None if a setting is not understood.
 
     The JVM of a classic session is asked: `spark.driver.memory` has no effect on one that runs already.
@@ -61,10 +61,10 @@ def driver_memory(spark: SparkSession) -> int | None:
     try:
         return int(spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory())  # type: ignore[union-attr]
     except Exception:  # Spark Connect, or a session that forbids Java
-        return parsed_memory(Configuration(spark).get("spark.driver.memory") or "1g")
+        return parse_memory(Configuration(spark).get("spark.driver.memory") or "1g")
 
 
-def parsed_memory(text: str) -> int | None:
+def parse_memory(text: str) -> int | None:
     """Return the bytes of an amount as Spark writes it: ``512m``, ``4g``; without a unit MiB. None for other text."""
     match = re.fullmatch(r"\s*(\d+)\s*([bkmgt]?)b?\s*", text.lower())
     return None if match is None else int(match[1]) << _UNITS[match[2]]
@@ -98,7 +98,7 @@ def put(store: Store, run_id: str, content: bytes, name: str, fence: Fence | Non
     return path, hashlib.sha256(content).hexdigest()
 
 
-def taken(store: Store, path: str, digest: str) -> bytes:
+def download_model(store: Store, path: str, digest: str) -> bytes:
     """Return, on the driver, the bytes that `put` has written.
 
     Raises:

@@ -29,11 +29,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_estimator.errors import DataError, PreflightError, without_links
+from spark_estimator.errors import DataError, PreflightError, remove_links
 from spark_estimator.estimators.persistence.filesystems import ConnectFiles, FileSystem, FsspecFiles, HadoopFiles
-from spark_estimator.estimators.persistence.folders import MANIFEST_FILE, MLFLOW_FOLDER, is_local, local_path
-from spark_estimator.launch.spark.session import existing_session
-from spark_estimator.store.hadoop import default_filesystem
+from spark_estimator.estimators.persistence.folders import MANIFEST_FILE, MLFLOW_FOLDER, is_local, to_local_path
+from spark_estimator.launch.spark.session import find_existing_session
+from spark_estimator.store.hadoop import find_default_filesystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,14 +63,14 @@ class RemoteFolder:
         self._next = f"{self._parent}/.{self._name}.next"
 
     @contextmanager
-    def replaced(self, *, overwrite: bool) -> Iterator[Path]:
+    def replace(self, *, overwrite: bool) -> Iterator[Path]:
         """Yield a new folder of this machine to write into, which takes this one's place at the end of the block.
 
         Raises:
             FileExistsError: there is a previous one, and `overwrite` is false.
             OSError: it cannot be written; the text has the path, the user and the cause.
         """
-        with self._told("is not saved"):
+        with self._describe_errors("is not saved"):
             if isinstance(self._fs, ConnectFiles):
                 self._fs.check_writing()
             if overwrite:
@@ -81,14 +81,14 @@ class RemoteFolder:
             local = Path(private) / "folder"
             local.mkdir()
             yield local
-            with self._told("is not saved"):
+            with self._describe_errors("is not saved"):
                 if isinstance(self._fs, HadoopFiles) and self._fs.moves_at_once(self.uri):
                     self._replace_by_moves(self._fs, local)
                 else:
                     self._replace_by_copies(local)
 
     @contextmanager
-    def fetched(self) -> Iterator[Path]:
+    def fetch(self) -> Iterator[Path]:
         """Yield a private copy on this machine. A DataError of the block gets the folder's URL in its text.
 
         Raises:
@@ -98,19 +98,19 @@ class RemoteFolder:
         with tempfile.TemporaryDirectory(prefix="spark_estimator-") as private:
             local = Path(private) / "folder"
             try:
-                with self._told("is not loaded"):
+                with self._describe_errors("is not loaded"):
                     self._fetch(local)
             except OSError as error:
                 raise DataError(str(error)) from error
             try:
                 yield local
             except DataError as error:
-                text = without_links(str(error)).replace(str(local), self.uri)
-                text = text if local.exists() else f"{text.rstrip('.')}, for user {self._user()}."
+                text = remove_links(str(error)).replace(str(local), self.uri)
+                text = text if local.exists() else f"{text.rstrip('.')}, for user {self._get_user()}."
                 raise type(error)(text) from error
 
     def _replace_by_moves(self, filesystem: HadoopFiles, local: Path) -> None:
-        partial = self._partial()
+        partial = self._make_partial_name()
         pattern = re.sub(r"([\\\[\]{}*?,])", r"\\\1", f"{self._parent}/.{self._name}.") + "????????.partial"
         try:
             filesystem.begin(partial, pattern)
@@ -147,7 +147,7 @@ class RemoteFolder:
 
     def _move_next(self, filesystem: HadoopFiles) -> None:
         """Put the next folder in place. Another program may do the same at this moment: no folder is lost by that."""
-        previous = self._partial()
+        previous = self._make_partial_name()
         with contextlib.suppress(FileNotFoundError):  # there is none, or another program has moved it
             filesystem.move(self.uri, previous)
         try:
@@ -157,7 +157,7 @@ class RemoteFolder:
                 filesystem.move(previous, self.uri)
         filesystem.remove(previous)
 
-    def _partial(self) -> str:
+    def _make_partial_name(self) -> str:
         return f"{self._parent}/.{self._name}.{secrets.token_hex(4)}.partial"
 
     def _copy_next(self, local: Path) -> None:
@@ -184,7 +184,7 @@ class RemoteFolder:
     def _fetch(self, local: Path) -> None:
         for _ in range(_TRIES):
             shutil.rmtree(local, ignore_errors=True)
-            source = self._source()
+            source = self._find_source()
             if source is None:
                 if self._fs.exists(self.uri):
                     local.mkdir()
@@ -199,7 +199,7 @@ class RemoteFolder:
                     return
         raise OSError(f"other programs have replaced it during each of {_TRIES} attempts to read it")
 
-    def _source(self) -> str | None:
+    def _find_source(self) -> str | None:
         """Return the folder to read; None: there is nothing that this package reads."""
         for folder in (self._next, self.uri, f"{self.uri}/data/{MLFLOW_FOLDER}"):
             if self._is_whole(folder):
@@ -209,13 +209,13 @@ class RemoteFolder:
     def _is_whole(self, folder: str) -> bool:
         """Return whether a folder has a manifest that is not empty."""
         try:
-            return any(self._fs.files(f"{folder}/{MANIFEST_FILE}").values())
+            return any(self._fs.list_files(f"{folder}/{MANIFEST_FILE}").values())
         except FileNotFoundError:
             return False
 
     def _get(self, source: str, target: Path) -> None:
         """Copy a file, or all files of a folder; join the parts of large ones."""
-        for name, size in sorted(self._fs.files(source).items()):
+        for name, size in sorted(self._fs.list_files(source).items()):
             if ".." in Path(name).parts:  # of an object store
                 raise OSError(f"it has a file of the name {name!r}")
             file = target / name
@@ -230,28 +230,28 @@ class RemoteFolder:
                 whole.write(file.read_bytes())
             file.unlink()
 
-    def _user(self) -> str:
+    def _get_user(self) -> str:
         try:
-            return self._fs.user()
+            return self._fs.get_user()
         except Exception:
             return "unknown"
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _describe_errors(self, outcome: str) -> Iterator[None]:
         try:
             yield
         except PermissionError as error:
-            raise PermissionError(self._text(what, error)) from error
+            raise PermissionError(self._describe(outcome, error)) from error
         except FileExistsError as error:
-            raise FileExistsError(self._text(what, error)) from error
+            raise FileExistsError(self._describe(outcome, error)) from error
         except OSError as error:
-            raise OSError(self._text(what, error)) from error
+            raise OSError(self._describe(outcome, error)) from error
 
-    def _text(self, what: str, error: OSError) -> str:
-        return f"{self.uri} {what}, as user {self._user()}: {error}"
+    def _describe(self, outcome: str, error: OSError) -> str:
+        return f"{self.uri} {outcome}, as user {self._get_user()}: {error}"
 
 
-def folder_at(path: str, session: SparkSession | None = None, *, to_write: bool = False) -> Path | RemoteFolder:
+def find_folder(path: str, session: SparkSession | None = None, *, to_write: bool = False) -> Path | RemoteFolder:
     """Return where a folder is: a path of this machine's, or a folder of the session's file systems.
 
     Args:
@@ -265,11 +265,11 @@ def folder_at(path: str, session: SparkSession | None = None, *, to_write: bool 
             its own disk, and this client, which is to write there, does not have that.
     """
     if is_local(path):
-        return local_path(path)
+        return to_local_path(path)
     text = os.fspath(path)
-    session = session or existing_session()
+    session = session or find_existing_session()
     if session is None:
-        return _without_session(text)
+        return _find_without_session(text)
     is_connect = type(session).__module__.startswith("pyspark.sql.connect")
     try:
         filesystem = ConnectFiles(session, text) if is_connect else HadoopFiles(session, text)
@@ -284,11 +284,11 @@ def folder_at(path: str, session: SparkSession | None = None, *, to_write: bool 
         except (PreflightError, ValueError) as problem:
             raise DataError(
                 f"{text}: the Spark Connect server does not open it: {error}. Nor does fsspec here: "
-                f"{without_links(str(problem))}"
+                f"{remove_links(str(problem))}"
             ) from error
     uri = filesystem.uri
     if is_local(uri):
-        folder = local_path(uri)
+        folder = to_local_path(uri)
         if to_write and isinstance(filesystem, ConnectFiles):
             _check_same_disk(filesystem, folder)
         return folder
@@ -296,23 +296,23 @@ def folder_at(path: str, session: SparkSession | None = None, *, to_write: bool 
 
 
 @contextmanager
-def readable_folder(path: str) -> Iterator[Path]:
+def open_folder(path: str) -> Iterator[Path]:
     """Yield a saved folder as a path of this machine's: itself, or a private copy until the end of the block.
 
     Raises:
         TypeError, DataError: as `find_folder`; or it cannot be read.
     """
-    folder = folder_at(path)
+    folder = find_folder(path)
     if isinstance(folder, Path):
         yield folder
     else:
-        with folder.fetched() as copy:
+        with folder.fetch() as copy:
             yield copy
 
 
-def _without_session(text: str) -> Path:
+def _find_without_session(text: str) -> Path:
     try:
-        root = default_filesystem(text, {})
+        root = find_default_filesystem(text, {})
     except PreflightError:
         root = ""
     missing = "and there is no Spark session, which would reach it. Make the session first."
@@ -323,7 +323,7 @@ def _without_session(text: str) -> Path:
             f"{text} is on Hadoop's default file system, {root}, {missing} A folder of this machine is "
             f"file://{os.path.abspath(text)}."
         )
-    return local_path(text)
+    return to_local_path(text)
 
 
 def _check_same_disk(filesystem: ConnectFiles, folder: Path) -> None:

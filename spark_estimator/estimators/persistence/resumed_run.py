@@ -19,12 +19,14 @@ class LostPlace:
         return f"a rank was lost in epoch {self.epochs + 1}, after step {self.steps}"
 
 
-def line_of_loss(run_id: str, lost: LostPlace) -> str:
+def describe_loss(run_id: str, lost: LostPlace) -> str:
     """Return the log line of a training that has lost a rank before it had a checkpoint."""
     return f"run {run_id!r} begins again, without a checkpoint: {lost}"
 
 
-def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool, lost: LostPlace | None = None) -> str:
+def describe_return(
+    run_id: str, checkpoint: Checkpoint, epochs: int, *, again: bool, lost: LostPlace | None = None
+) -> str:
     """Return the log line of a run that resumes.
 
     Args:
@@ -33,23 +35,26 @@ def line_of_return(run_id: str, kept: Checkpoint, epochs: int, *, again: bool, l
         lost: it resumes because a rank was lost in this job.
     """
     if lost is not None:
-        step = "" if kept.cursor is None else f", step {kept.cursor.steps}"
-        restarts = f" of epoch {len(kept.history) + 1}, which restarts on another number of ranks" if again else ""
-        return f"run {run_id!r} continues after epoch {len(kept.history)}{step}{restarts}: {lost}"
-    if len(kept.history) >= epochs:
-        return f"run {run_id!r} has already finished {len(kept.history)} epochs: returning the model of its checkpoint"
-    line = f"run {run_id!r} resumes from its checkpoint after epoch {len(kept.history)}"
-    if kept.cursor is None:
+        step = "" if checkpoint.cursor is None else f", step {checkpoint.cursor.steps}"
+        restarts = (
+            f" of epoch {len(checkpoint.history) + 1}, which restarts on another number of ranks" if again else ""
+        )
+        return f"run {run_id!r} continues after epoch {len(checkpoint.history)}{step}{restarts}: {lost}"
+    if len(checkpoint.history) >= epochs:
+        epochs = len(checkpoint.history)
+        return f"run {run_id!r} has already finished {epochs} epochs: returning the model of its checkpoint"
+    line = f"run {run_id!r} resumes from its checkpoint after epoch {len(checkpoint.history)}"
+    if checkpoint.cursor is None:
         return line
     if again:
         return (
-            f"{line} and {kept.cursor.steps} steps of the next, which restarts: its rows are distributed differently "
-            "now (another number of ranks, other rows, or another order from Spark)"
+            f"{line} and {checkpoint.cursor.steps} steps of the next, which restarts: its rows are distributed "
+            "differently now (another number of ranks, other rows, or another order from Spark)"
         )
-    return f"{line} and {kept.cursor.steps} steps ({kept.cursor.rows} rows) of the next"
+    return f"{line} and {checkpoint.cursor.steps} steps ({checkpoint.cursor.rows} rows) of the next"
 
 
-def warning_of(spec: TrainSpec, kept: Checkpoint, epochs: int, ranks: int) -> str:
+def describe_ignored(spec: TrainSpec, checkpoint: Checkpoint, epochs: int, ranks: int) -> str:
     """Return the warning about a run that has resumed; empty if all is as the parameters ask for.
 
     Args:
@@ -57,20 +62,20 @@ def warning_of(spec: TrainSpec, kept: Checkpoint, epochs: int, ranks: int) -> st
         epochs: that the run has at its end.
         ranks: of this training.
     """
-    if kept.owner == spec.owner:  # a restart within this fit
+    if checkpoint.owner == spec.owner:  # a restart within this fit
         return ""
     ignored = []
-    if spec.has_given_seed and kept.seed != spec.seed:
-        ignored.append(f"random_seed={spec.seed} (the run has {kept.seed})")
-    if epochs > len(kept.history):
+    if spec.has_given_seed and checkpoint.seed != spec.seed:
+        ignored.append(f"random_seed={spec.seed} (the run has {checkpoint.seed})")
+    if epochs > len(checkpoint.history):
         return f"run_id={spec.run_id!r} has resumed, and {ignored[0]} has had no effect." if ignored else ""
-    if kept.ranks and len(kept.ranks) != ranks:
-        ignored.append(f"num_proc={ranks} (the run had {len(kept.ranks)})")
-    if kept.initial and spec.initial and kept.initial != spec.initial:
+    if checkpoint.ranks and len(checkpoint.ranks) != ranks:
+        ignored.append(f"num_proc={ranks} (the run had {len(checkpoint.ranks)})")
+    if checkpoint.initial and spec.initial and checkpoint.initial != spec.initial:
         ignored.append("the model's weights (the run began with others)")
     if spec.epochs < epochs:
         ignored.append(f"epochs={spec.epochs}")
-    if spec.restore_best and kept.best is None:
+    if spec.restore_best and checkpoint.best is None:
         ignored.append("restore_best=True (the run kept no best epoch)")
     early, raised = ("", "epochs") if epochs >= spec.epochs else (" (it ended early)", "early_stopping_patience")
     without_effect = f" Without effect: {', '.join(ignored)}." if ignored else ""

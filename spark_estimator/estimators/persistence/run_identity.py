@@ -15,7 +15,7 @@ Identity = dict[str, list[str]]
 _FIELD = re.compile(r"Field\(names=(?P<names>\(.*?\)), .*dtype='(?P<dtype>\w+)', shape=(?P<shape>\(.*?\))")
 
 
-def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
+def make_base_identity(spec: TrainSpec, checksums: list[int]) -> Identity:
     """Return the parameters that do not depend on the framework.
 
     Those that may change in a resumed run are not among them: more epochs, patience, another number of ranks. The
@@ -38,26 +38,26 @@ def of_rows_and_parameters(spec: TrainSpec, checksums: list[int]) -> Identity:
     }
 
 
-def without_values(identity: Identity) -> Identity:
+def drop_values(identity: Identity) -> Identity:
     """Return an identity of any rows with the same columns."""
-    return {what: [line for line in lines if not line.startswith("checksums ")] for what, lines in identity.items()}
+    return {name: [line for line in lines if not line.startswith("checksums ")] for name, lines in identity.items()}
 
 
-def differences(theirs: Identity, ours: Identity) -> list[str]:
+def find_differences(theirs: Identity, ours: Identity) -> list[str]:
     """Return a line for each thing in which a checkpoint is another training's; none if it is the same one's."""
     result = []
-    for what in {**ours, **theirs}:
-        pairs = zip_longest(theirs.get(what, []), ours.get(what, []), fillvalue="nothing")
-        other = next(((there, here) for there, here in pairs if there != here), None)
+    for name in {**ours, **theirs}:
+        pairs = zip_longest(theirs.get(name, []), ours.get(name, []), fillvalue="nothing")
+        other = next(((saved_line, here) for saved_line, here in pairs if saved_line != here), None)
         if other is not None:
-            there, here = map(_readable, other)
-            if there == here:
-                there, here = other
-            result.append(f"{what}: {there} in the checkpoint, {here} now")
+            saved_line, here = map(_describe_line, other)
+            if saved_line == here:
+                saved_line, here = other
+            result.append(f"{name}: {saved_line} in the checkpoint, {here} now")
     return result
 
 
-def _readable(line: str) -> str:
+def _describe_line(line: str) -> str:
     """Return a line in the words of messages."""
     if line.startswith("checksums "):
         return f"values with the {line}"
@@ -68,6 +68,6 @@ def _readable(line: str) -> str:
     return f"column{'s' * (',' in names)} {names} as {field['dtype']} of shape {field['shape']}"
 
 
-def name_of(value: Any) -> str:
+def get_name(value: Any) -> str:
     """Return the qualified name of a function, or of an object's class, without its module."""
     return str(getattr(value, "__qualname__", type(value).__qualname__)) if value is not None else "none"

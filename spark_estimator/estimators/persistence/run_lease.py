@@ -40,21 +40,21 @@ from typing import Any
 from spark_estimator.env import ATTEMPT_VARIABLE
 from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.estimators.train_spec import TrainSpec
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.store import FilesystemStore, Store
 
 RENEWED_EVERY = timedelta(seconds=10)
 STALE_AFTER = timedelta(seconds=60)
 _WATCHED_EVERY = timedelta(seconds=1)
 LEASE_FILE, FENCE_FILE = "driver.json", "attempt.json"
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class SupersededError(DataError):
     """Another attempt or driver has taken the run over: this process must not write its files."""
 
 
-def new_owner() -> str:
+def make_owner() -> str:
     """Return a name for one fit, which no other has."""
     return secrets.token_hex(8)
 
@@ -63,7 +63,7 @@ def new_owner() -> str:
 
 
 @contextmanager
-def held(spec: TrainSpec) -> Iterator[None]:
+def hold_lease(spec: TrainSpec) -> Iterator[None]:
     """Hold the lease of a run inside of the block.
 
     There is none where nothing is kept, or in a store that this driver can't read or write: that is the ranks'
@@ -93,10 +93,10 @@ class _Lease:
     def __init__(self, store: Store, run_id: str, owner: str) -> None:
         self._store = store
         self._run_id = run_id
-        self._path = _path(store, run_id, LEASE_FILE)
+        self._path = _make_path(store, run_id, LEASE_FILE)
         self._owner = owner
         self._renewals = 0
-        self._since = _now()
+        self._since = _format_now()
 
     def take(self) -> bool:
         """Write the lease. Return False if this driver has no access to the store."""
@@ -105,7 +105,7 @@ class _Lease:
         except Exception as error:  # each kind of store has its own errors
             _log.info("run %s has no lease: %s cannot be read: %s", self._run_id, self._path, error)
             return False
-        if content is not None and not _is_over(_fields(content)):
+        if content is not None and not _is_over(_parse_fields(content)):
             self._watch(content)
         try:
             self._write()
@@ -118,22 +118,22 @@ class _Lease:
         """Wait until a lease has not been renewed for `STALE_AFTER`. Raise if it is renewed, or its holder lives
         here.
         """
-        fields: dict[str, Any] | None = _fields(content)
+        fields: dict[str, Any] | None = _parse_fields(content)
         assert fields is not None
         if not _is_here(fields):
             _log.warning(
                 "run_id=%r is held by %s. Waiting up to %g seconds to see whether that driver still renews its lease",
-                self._run_id, _holder(fields), STALE_AFTER.total_seconds(),
+                self._run_id, _describe_holder(fields), STALE_AFTER.total_seconds(),
             )  # fmt: skip
-            fields = self._renewed(content)
+            fields = self._wait_for_renewal(content)
         if fields is not None:
             raise PreflightError(
-                f"run_id={self._run_id!r} is in use: {_holder(fields)} trains it in {os.path.dirname(self._path)}. "
-                "Wait until that fit ends or stop it, or choose another run_id. (If that driver is lost, its lease "
-                f"ends {STALE_AFTER.total_seconds():g} seconds after its last renewal.)"
+                f"run_id={self._run_id!r} is in use: {_describe_holder(fields)} trains it in "
+                f"{os.path.dirname(self._path)}. Wait until that fit ends or stop it, or choose another run_id. (If "
+                f"that driver is lost, its lease ends {STALE_AFTER.total_seconds():g} seconds after its last renewal.)"
             )
 
-    def _renewed(self, content: bytes) -> dict[str, Any] | None:
+    def _wait_for_renewal(self, content: bytes) -> dict[str, Any] | None:
         """Return a lease's content once it is renewed; None: it was not renewed in time, or was released."""
         until = time.monotonic() + STALE_AFTER.total_seconds()
         while time.monotonic() < until:
@@ -141,18 +141,18 @@ class _Lease:
             with contextlib.suppress(Exception):  # a store that is away for a moment
                 present = _read(self._store, self._path)
                 if present != content:
-                    fields = _fields(present or b"")
+                    fields = _parse_fields(present or b"")
                     return None if _is_over(fields) else fields
         return None
 
     def _write(self) -> None:
         fields = {
             "owner": self._owner,
-            "user": _user(),
+            "user": _get_user(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "started": _start_of(os.getpid()),
-            "place": _place(),
+            "started": _get_start(os.getpid()),
+            "place": _find_place(),
             "since": self._since,
             "renewals": self._renewals,
         }
@@ -163,8 +163,8 @@ class _Lease:
         while not ended.wait(RENEWED_EVERY.total_seconds()):
             try:
                 content = _read(self._store, self._path)
-                if content is not None and _fields(content).get("owner") != self._owner:
-                    _log.error("run_id=%r was taken over by %s", self._run_id, _holder(_fields(content)))
+                if content is not None and _parse_fields(content).get("owner") != self._owner:
+                    _log.error("run_id=%r was taken over by %s", self._run_id, _describe_holder(_parse_fields(content)))
                     return
                 self._renewals += 1
                 self._write()
@@ -175,7 +175,7 @@ class _Lease:
         """Remove the lease, unless it is another driver's by now."""
         with contextlib.suppress(Exception):
             content = _read(self._store, self._path)
-            if content is None or _fields(content).get("owner") != self._owner:
+            if content is None or _parse_fields(content).get("owner") != self._owner:
                 return
             if isinstance(self._store, FilesystemStore):
                 self._store.remove(self._path)
@@ -187,12 +187,12 @@ def _is_over(fields: dict[str, Any]) -> bool:
     """Return whether a lease is free, as far as this host knows without waiting."""
     if not fields.get("owner"):
         return True
-    return _is_here(fields) and fields.get("started") != _start_of(int(fields.get("pid") or 0))
+    return _is_here(fields) and fields.get("started") != _get_start(int(fields.get("pid") or 0))
 
 
 def _is_here(fields: dict[str, Any]) -> bool:
     """Return whether this process can see whether the holder lives."""
-    return bool(_place()) and fields.get("place") == _place()
+    return bool(_find_place()) and fields.get("place") == _find_place()
 
 
 # --- the fence of rank 0 ----------------------------------------------------------------------------------------------
@@ -211,10 +211,10 @@ class Fence:
     run_id: str
     owner: str
     attempt: int
-    process: Mapping[str, Any] = field(default_factory=lambda: _this_process())
+    process: Mapping[str, Any] = field(default_factory=lambda: _identify_process())
 
     @classmethod
-    def of(cls, spec: TrainSpec) -> Fence | None:
+    def from_spec(cls, spec: TrainSpec) -> Fence | None:
         """Return the fence of this process; None if nothing is kept."""
         if spec.store is None or spec.checkpoint_path is None:
             return None
@@ -228,12 +228,12 @@ class Fence:
             Exception: the store's own, of reading.
             DataError: the store cannot be written.
         """
-        lease = _fields(_read(self.store, _path(self.store, self.run_id, LEASE_FILE)) or b"")
+        lease = _parse_fields(_read(self.store, _make_path(self.store, self.run_id, LEASE_FILE)) or b"")
         if lease.get("owner") and lease["owner"] != self.owner:
-            raise self._superseded(_holder(lease))
-        present = self._present()
+            raise self._make_error(_describe_holder(lease))
+        present = self._read_present()
         if present.get("owner") == self.owner and int(present.get("attempt") or 0) > self.attempt:
-            raise self._superseded(_attempt(present))
+            raise self._make_error(_describe_attempt(present))
         try:
             self._write()
         except Exception as error:  # each kind of store has its own errors
@@ -249,12 +249,12 @@ class Fence:
             SupersededError: another attempt has taken the fence.
             Exception: the store's own.
         """
-        present = self._present()
+        present = self._read_present()
         # A fence that is not there was never taken, or has been removed with the run's folder.
         if not present or present == self._mark():
             return
         if present.get("owner") != self.owner or int(present.get("attempt") or 0) >= self.attempt:
-            raise self._superseded(_attempt(present))
+            raise self._make_error(_describe_attempt(present))
         self._write()  # an earlier attempt looked before this one took the fence, and wrote after it
 
     def _write(self) -> None:
@@ -262,15 +262,15 @@ class Fence:
 
     @property
     def _path(self) -> str:
-        return _path(self.store, self.run_id, FENCE_FILE)
+        return _make_path(self.store, self.run_id, FENCE_FILE)
 
-    def _present(self) -> dict[str, Any]:
-        return _fields(_read(self.store, self._path) or b"")
+    def _read_present(self) -> dict[str, Any]:
+        return _parse_fields(_read(self.store, self._path) or b"")
 
     def _mark(self) -> dict[str, Any]:
         return {"owner": self.owner, "attempt": self.attempt, **self.process}
 
-    def _superseded(self, by: str) -> SupersededError:
+    def _make_error(self, by: str) -> SupersededError:
         return SupersededError(
             f"run_id={self.run_id!r}: attempt {self.attempt} on rank 0 (host {self.process['host']}, pid "
             f"{self.process['pid']}) may not write to {os.path.dirname(self._path)} any more: {by} has the run now."
@@ -291,7 +291,7 @@ def write(store: Store, path: str, content: bytes, fence: Fence | None) -> None:
 # --- what both have in common -----------------------------------------------------------------------------------------
 
 
-def _path(store: Store, run_id: str, name: str) -> str:
+def _make_path(store: Store, run_id: str, name: str) -> str:
     return f"{store.get_run_path(run_id)}/{name}"
 
 
@@ -302,7 +302,7 @@ def _read(store: Store, path: str) -> bytes | None:
         return None
 
 
-def _fields(content: bytes) -> dict[str, Any]:
+def _parse_fields(content: bytes) -> dict[str, Any]:
     """Return the content of a lease or a fence; empty if the file is not one."""
     try:
         result = json.loads(content)
@@ -311,33 +311,33 @@ def _fields(content: bytes) -> dict[str, Any]:
     return result if isinstance(result, dict) else {}
 
 
-def _holder(fields: dict[str, Any]) -> str:
+def _describe_holder(fields: dict[str, Any]) -> str:
     names = {name: fields.get(name, "unknown") for name in ("pid", "user", "host", "since")}
     return "a driver (pid {pid}, user {user}, host {host}, since {since})".format(**names)
 
 
-def _this_process() -> dict[str, Any]:
+def _identify_process() -> dict[str, Any]:
     """Identify this process as the owner of a fence, also for the process that writes for it."""
     pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "started": _start_of(pid), "place": _place()}
+    return {"host": socket.gethostname(), "pid": pid, "started": _get_start(pid), "place": _find_place()}
 
 
-def _attempt(fields: dict[str, Any]) -> str:
+def _describe_attempt(fields: dict[str, Any]) -> str:
     names = {name: fields.get(name, "unknown") for name in ("attempt", "pid", "host")}
     return "attempt {attempt} (rank 0 on host {host}, pid {pid})".format(**names)
 
 
-def _now() -> str:
+def _format_now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _user() -> str:
+def _get_user() -> str:
     with contextlib.suppress(Exception):  # a container's user may have no name
         return getpass.getuser()
     return str(os.getuid())
 
 
-def _place() -> str:
+def _find_place() -> str:
     """Return a text that is equal in two processes that can see each other's process ids; '' if the system has none."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -345,7 +345,7 @@ def _place() -> str:
     return ""
 
 
-def _start_of(pid: int) -> str:
+def _get_start(pid: int) -> str:
     """Return when a process was started, in the kernel's ticks; '' if the process does not exist."""
     with contextlib.suppress(OSError):
         # The name in parentheses may contain anything.

@@ -13,8 +13,8 @@ from typing import Any
 from pyspark.ml.util import MLReader, MLWriter
 
 from spark_estimator.estimators.persistence.folders import MANIFEST_FILE
-from spark_estimator.estimators.persistence.remote_folders import folder_at
-from spark_estimator.store.replacement import replaced_folder, surviving_folder
+from spark_estimator.estimators.persistence.remote_folders import find_folder
+from spark_estimator.store.replacement import find_surviving_folder, replace_folder
 
 
 class FolderWriter(MLWriter):
@@ -39,14 +39,14 @@ class FolderWriter(MLWriter):
             DataError: this session does not reach the file system.
             OSError: it cannot be written; the text has the path, the user and the cause.
         """
-        folder = folder_at(path, self._sparkSession, to_write=True)
+        folder = find_folder(path, self._sparkSession, to_write=True)
         if not isinstance(folder, Path):
-            with folder.replaced(overwrite=self.shouldOverwrite) as partial:
+            with folder.replace(overwrite=self.shouldOverwrite) as partial:
                 self._write(partial)
             return
-        if not self.shouldOverwrite and surviving_folder(folder, MANIFEST_FILE).exists():
+        if not self.shouldOverwrite and find_surviving_folder(folder, MANIFEST_FILE).exists():
             raise FileExistsError(f"{folder} already exists. Call write().overwrite().save(...) to replace it.")
-        with replaced_folder(folder, overwrite=self.shouldOverwrite) as partial:
+        with replace_folder(folder, overwrite=self.shouldOverwrite) as partial:
             self._write(partial)
 
 

@@ -30,12 +30,12 @@ def write_subclass(instance: TableParams, folder: Path) -> dict[str, Any]:
     Raises:
         DataError: a value can't be pickled.
     """
-    known = {*(row.name for row in instance._rows), *instance._ineffective}
+    table_names = {*(row.name for row in instance._rows), *instance._ineffective}
     plain: dict[str, dict[str, Any]] = {"set": {}, "defaults": {}}
     pickled: dict[str, dict[str, Any]] = {"set": {}, "defaults": {}}
     for part, values in (("set", instance._paramMap), ("defaults", instance._defaultParamMap)):
         for param, value in values.items():
-            if param.name not in known:
+            if param.name not in table_names:
                 (plain if _is_plain(value) else pickled)[part][param.name] = value
     # Defaults of the tables that the subclass has changed.
     tables = {row.name: row.default for row in instance._rows if row.saved}
@@ -53,7 +53,7 @@ def write_subclass(instance: TableParams, folder: Path) -> dict[str, Any]:
     return details
 
 
-def new_instance(kind: type[_Instance], base: type[Any], **keywords: Any) -> _Instance:
+def make_instance(kind: type[_Instance], base: type[Any], **keywords: Any) -> _Instance:
     """Return an object of a class, by the constructor of one of its base classes.
 
     Args:
@@ -71,9 +71,9 @@ def restore_subclass(instance: TableParams, manifest: Manifest, *, trust: bool) 
     Raises:
         DataError: one needs trust, or is damaged.
     """
-    details = manifest.optional(_PLAIN, {})
+    details = manifest.get_optional(_PLAIN, {})
     _set(instance, details)
-    names = manifest.optional(_PICKLED, [])
+    names = manifest.get_optional(_PICKLED, [])
     if not names:
         return
     if not is_trusted(trust):
@@ -81,7 +81,7 @@ def restore_subclass(instance: TableParams, manifest: Manifest, *, trust: bool) 
             f"{manifest.folder}: loading its parameters {', '.join(names)} could run any code. Pass trust=True (in a "
             "pipeline: use trust_files()) if you trust the folder."
         )
-    file = manifest.file(_FILE)
+    file = manifest.check_file(_FILE)
     try:
         _set(instance, pickle.loads(file.read_bytes()))  # noqa: S301  # the caller trusts it
     except Exception as error:

@@ -16,18 +16,18 @@ import pyarrow
 
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.fields import Array
-from spark_estimator.data.nulls import with_numbers
-from spark_estimator.data.numbers import numbers_of
+from spark_estimator.data.nulls import set_numbers
+from spark_estimator.data.numbers import to_numbers
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.sampling import Columns
-from spark_estimator.estimators.rows.vocabularies import training_batches, training_rows
+from spark_estimator.estimators.rows.vocabularies import read_training_batches, select_training_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def measured_in_frame(frame: DataFrame, columns: Columns) -> Columns:
+def measure_frame(frame: DataFrame, columns: Columns) -> Columns:
     """Return the columns with the statistics of a DataFrame's rows.
 
     Rows for validation that a column marks do not count, nor rows that are dropped.
@@ -37,9 +37,9 @@ def measured_in_frame(frame: DataFrame, columns: Columns) -> Columns:
     """
     from pyspark.sql import functions
 
-    features = _features(columns)
-    wanted = [feature.cast("float64").alias(f"v{number}") for number, feature in enumerate(features)]
-    rows = training_rows(frame, columns, wanted)
+    features = _find_features(columns)
+    selected = [feature.cast("float64").alias(f"v{number}") for number, feature in enumerate(features)]
+    rows = select_training_rows(frame, columns, selected)
     measured = []
     for number, feature in enumerate(features):
         # NaN is larger than infinity to Spark.
@@ -47,10 +47,10 @@ def measured_in_frame(frame: DataFrame, columns: Columns) -> Columns:
         measure = functions.avg if columns.statistics[feature.name] == "mean" else functions.median
         measured.append(measure(value).alias(f"v{number}"))
     row = rows.agg(*measured).collect()[0]
-    return _with(columns, {feature.name: row[number] for number, feature in enumerate(features)})
+    return _set_values(columns, {feature.name: row[number] for number, feature in enumerate(features)})
 
 
-def measured_in_files(files: DataFiles, columns: Columns) -> Columns:
+def measure_files(files: DataFiles, columns: Columns) -> Columns:
     """Return what `measure_frame` does for Parquet files, which this process reads; it keeps the columns with a
     median in memory.
 
@@ -58,33 +58,35 @@ def measured_in_files(files: DataFiles, columns: Columns) -> Columns:
         DataError: a column has no number.
     """
     sums = {name: [0.0, 0] for name, statistic in columns.statistics.items() if statistic == "mean"}
-    kept: dict[str, list[Array]] = {name: [] for name in columns.statistics if name not in sums}
-    for batch in training_batches(files, columns, list(columns.statistics)):
+    collected: dict[str, list[Array]] = {name: [] for name in columns.statistics if name not in sums}
+    for batch in read_training_batches(files, columns, list(columns.statistics)):
         for name in columns.statistics:
-            values = numbers_of(batch.column(name)).drop_null().cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+            values = to_numbers(batch.column(name)).drop_null().cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
             values = values[numpy.isfinite(values)]
-            if name in kept:
-                kept[name].append(values)
+            if name in collected:
+                collected[name].append(values)
                 continue
             sums[name][0] += float(values.sum())
             sums[name][1] += len(values)
     means = {name: total / count if count else None for name, (total, count) in sums.items()}
-    medians = {name: _median(numpy.concatenate([numpy.empty(0), *values])) for name, values in kept.items()}
-    return _with(columns, means | medians)
+    medians = {
+        name: _compute_median(numpy.concatenate([numpy.empty(0), *values])) for name, values in collected.items()
+    }
+    return _set_values(columns, means | medians)
 
 
-def _median(values: Array) -> float | None:
+def _compute_median(values: Array) -> float | None:
     return float(numpy.median(values)) if len(values) else None
 
 
-def _features(columns: Columns) -> list[Readable]:
+def _find_features(columns: Columns) -> list[Readable]:
     return [feature for feature in columns.features if feature.name in columns.statistics]
 
 
-def _with(columns: Columns, values: Mapping[str, float | None]) -> Columns:
+def _set_values(columns: Columns, values: Mapping[str, float | None]) -> Columns:
     """Return the columns with the numbers that replace nulls; a whole number in a column of whole numbers."""
     numbers: dict[str, float] = {}
-    for feature in _features(columns):
+    for feature in _find_features(columns):
         value = values[feature.name]
         statistic = columns.statistics[feature.name]
         if value is None:
@@ -98,5 +100,5 @@ def _with(columns: Columns, values: Mapping[str, float | None]) -> Columns:
                 f"nulls={{{feature.name!r}: <number>}}."
             )
         numbers[feature.name] = float(round(value)) if feature.dtype == "int64" else float(value)
-    encoder = replace(columns.encoder, nulls=with_numbers(columns.encoder.nulls, numbers))
+    encoder = replace(columns.encoder, nulls=set_numbers(columns.encoder.nulls, numbers))
     return replace(columns, encoder=encoder, null_values=numbers)

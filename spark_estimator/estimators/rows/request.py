@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_estimator.data.categories import CategoryEncoder, Shared, encoders_of, is_text
+from spark_estimator.data.categories import CategoryEncoder, Shared, is_text, make_encoders
 from spark_estimator.data.columns import Readable, did_you_mean
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.nulls import STATISTICS, Nulls, has_statistics, policy_of
+from spark_estimator.data.nulls import STATISTICS, Nulls, get_policy, has_statistics
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
@@ -51,7 +51,9 @@ class RowRequest:
     held_share: float = 0.0
 
     @classmethod
-    def of(cls, value: Callable[[str], Any], validation: float | str | None, *, separate: bool = False) -> RowRequest:
+    def from_parameters(
+        cls, value: Callable[[str], Any], validation: float | str | None, *, separate: bool = False
+    ) -> RowRequest:
         """Return the request that an estimator's parameters make.
 
         Args:
@@ -79,7 +81,7 @@ class RowRequest:
             Ragged(value("padding"), value("input_shapes"), value("label_shapes")),
             {name: Decoder(name, decoder) for name, decoder in (value("decoders") or {}).items()},
             None if function is None else Transformation(function, edited, removed),
-            encoders=encoders_of(value("categories")),
+            encoders=make_encoders(value("categories")),
             transform_validation=value("transform_validation") or not (validation or separate),
             held_share=validation if isinstance(validation, float) else 0.0,
         )
@@ -145,7 +147,7 @@ class RowRequest:
                     f"{', '.join(names)}.{did_you_mean(name, names)}"
                 )
         for column in columns:
-            policy = policy_of(self.nulls, column.name)
+            policy = get_policy(self.nulls, column.name)
             if isinstance(self.nulls, Mapping) and policy in STATISTICS:
                 self._check_statistic(column, str(policy))
             if isinstance(policy, str) or (float(policy).is_integer() and abs(policy) < 1 << 63):
@@ -156,12 +158,12 @@ class RowRequest:
                     "number of at most 64 bits, or cast the column to double."
                 )
 
-    def statistics(self, features: Sequence[Readable]) -> dict[str, str]:
+    def find_statistics(self, features: Sequence[Readable]) -> dict[str, str]:
         """Return 'mean' or 'median', by the features whose nulls it replaces: for all columns, those that hold
         numbers.
         """
         named = [column.name for column in features if _holds_numbers(column) and column.name not in self.encoders]
-        policies = {name: policy_of(self.nulls, name) for name in named}
+        policies = {name: get_policy(self.nulls, name) for name in named}
         return {name: str(policy) for name, policy in policies.items() if policy in STATISTICS}
 
     def _check_statistic(self, column: Readable, statistic: str) -> None:

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.parquet import DataFiles
-from spark_estimator.estimators.rows.null_values import measured_in_files, measured_in_frame
+from spark_estimator.estimators.rows.null_values import measure_files, measure_frame
 from spark_estimator.estimators.rows.request import RowRequest
-from spark_estimator.estimators.rows.row_source import RowSource, files_source, frame_source
+from spark_estimator.estimators.rows.row_source import RowSource, choose_source, make_files_source
 from spark_estimator.estimators.rows.sampling import Columns, sample_files, sample_frame
-from spark_estimator.estimators.rows.shapes import Fields, Trial, fitting_fields
+from spark_estimator.estimators.rows.shapes import Fields, Trial, find_fields
 from spark_estimator.estimators.rows.untransformed import check_untransformed
-from spark_estimator.estimators.rows.vocabularies import counted_in_files, counted_in_frame
+from spark_estimator.estimators.rows.vocabularies import count_files, count_frame
 from spark_estimator.store import FilesystemStore
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RowPlan:
     source: RowSource
     held_share: float = 0.0
 
-    def spec_fields(self) -> dict[str, Any]:
+    def to_spec_fields(self) -> dict[str, Any]:
         """Return the fields of a `TrainSpec` that describe the rows."""
         return {
             "inputs": self.fields.inputs,
@@ -90,21 +90,15 @@ def plan_frame(
             could not be written to the store.
     """
     sample = sample_frame(frame, replace(request, by_name=trial.by_name))
-    fields = fitting_fields(sample, trial, request.ragged.input_shapes)
+    fields = find_fields(sample, trial, request.ragged.input_shapes)
     check_untransformed(sample, fields)
-    columns = counted_in_frame(frame, sample.columns) if sample.columns.uncounted else sample.columns
-    columns = measured_in_frame(frame, columns) if columns.statistics else columns
+    columns = count_frame(frame, sample.columns) if sample.columns.uncounted else sample.columns
+    columns = measure_frame(frame, columns) if columns.statistics else columns
     columns = columns.with_fields(fields.all)
-    source = frame_source(
-        frame,
-        columns,
-        read_files=read_files,
-        store=store,
-        size=size,
-        limited=limited,
-        spare_store=spare_store,
+    source = choose_source(
+        frame, columns, read_files=read_files, store=store, size=size, limited=limited, spare_store=spare_store
     )
-    return RowPlan(columns, fields, source, _share_of_ranks(request, columns))
+    return RowPlan(columns, fields, source, _get_held_share(request, columns))
 
 
 def plan_files(files: DataFiles, validation: DataFiles | None, request: RowRequest, trial: Trial) -> RowPlan:
@@ -118,14 +112,14 @@ def plan_files(files: DataFiles, validation: DataFiles | None, request: RowReque
         DataError: as `plan_frame`; or the files' columns differ.
     """
     sample = sample_files(files, replace(request, by_name=trial.by_name))
-    fields = fitting_fields(sample, trial, request.ragged.input_shapes)
+    fields = find_fields(sample, trial, request.ragged.input_shapes)
     check_untransformed(sample, fields)
-    columns = counted_in_files(files, sample.columns) if sample.columns.uncounted else sample.columns
-    columns = measured_in_files(files, columns) if columns.statistics else columns
+    columns = count_files(files, sample.columns) if sample.columns.uncounted else sample.columns
+    columns = measure_files(files, columns) if columns.statistics else columns
     columns = columns.with_fields(fields.all)
-    return RowPlan(columns, fields, files_source(files, validation, columns), _share_of_ranks(request, columns))
+    return RowPlan(columns, fields, make_files_source(files, validation, columns), _get_held_share(request, columns))
 
 
-def _share_of_ranks(request: RowRequest, columns: Columns) -> float:
+def _get_held_share(request: RowRequest, columns: Columns) -> float:
     """Return `RowPlan.held_share`: none if rows are marked as they are read."""
     return 0.0 if columns.encoder.held_share else request.held_share

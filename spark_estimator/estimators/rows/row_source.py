@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.collectives import context
-from spark_estimator.data.materialize import materialized
+from spark_estimator.data.materialize import materialize
 from spark_estimator.data.parquet import DataFiles, FileRows
 from spark_estimator.data.rank.spool import Spool, receive
-from spark_estimator.data.row_encoder import dtypes_of
-from spark_estimator.data.scan import ThroughSpark, just_files
+from spark_estimator.data.row_encoder import find_dtypes
+from spark_estimator.data.scan import ThroughSpark, find_just_files
 from spark_estimator.data.spark_rows import feed_columns, feed_raw_columns
 from spark_estimator.estimators.rows.sampling import Columns
 from spark_estimator.estimators.train_spec import TrainSpec
-from spark_estimator.launch.spark.row_writer import Rows, worker_end
-from spark_estimator.log import logger
+from spark_estimator.launch.spark.row_writer import Rows, open_worker_end
+from spark_estimator.log import get_logger
 from spark_estimator.store import FilesystemStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RowSource:
     held_source: FileRows | None = None
 
 
-def frame_source(
+def choose_source(
     frame: DataFrame,
     columns: Columns,
     *,
@@ -68,27 +68,27 @@ def frame_source(
         ValueError: `limited`, but the DataFrame is not only files, and there is no store.
     """
     if store is not None:
-        return RowSource(source=FileRows(materialized(frame, columns.read, store), columns.reading))
+        return RowSource(source=FileRows(materialize(frame, columns.read, store), columns.reading))
     try:
         if not read_files:
             raise ThroughSpark("read_files is False")
-        files = just_files(frame, columns.read, size(frame.sparkSession) if callable(size) else size)
+        files = find_just_files(frame, columns.read, size(frame.sparkSession) if callable(size) else size)
     except ThroughSpark as reason:
         if limited and isinstance(spare_store, FilesystemStore):
             _log.info("the rows are written to the store, because of cache_bytes: %s", reason)
-            return RowSource(source=FileRows(materialized(frame, columns.read, spare_store), columns.reading))
+            return RowSource(source=FileRows(materialize(frame, columns.read, spare_store), columns.reading))
         if limited:
             raise ValueError(
                 f"with cache_bytes the ranks read rows from files in each epoch, and this DataFrame has none: {reason}."
                 " Set store=Store.create('/path'), where fit writes them once, or fit spark.read.parquet(path)."
             ) from reason
         _log.info("rows reach the ranks through Spark's tasks: %s", reason)
-        return RowSource(rows=_through_spark(frame, columns))
+        return RowSource(rows=_make_spark_rows(frame, columns))
     _log.info("the ranks read the DataFrame's %d Parquet files (%d rows) directly", len(files.files), files.rows)
     return RowSource(source=FileRows(files, columns.reading))
 
 
-def files_source(files: DataFiles, validation: DataFiles | None, columns: Columns) -> RowSource:
+def make_files_source(files: DataFiles, validation: DataFiles | None, columns: Columns) -> RowSource:
     """Return data that was prepared in a store.
 
     Args:
@@ -105,8 +105,8 @@ def files_source(files: DataFiles, validation: DataFiles | None, columns: Column
     )
 
 
-def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
-    """Return a rank's rows, before `balanced` evens out the ranks.
+def read_rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
+    """Return a rank's rows, before `balance` evens out the ranks.
 
     Returns:
         The rows to train on, and those for validation that a column marks or that are in separate files.
@@ -115,7 +115,7 @@ def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
         DataError: a row, or a file, cannot be used.
     """
     if spec.source is None:
-        with worker_end() as supervisor:
+        with open_worker_end() as supervisor:
             return receive(spec.spooled, supervisor)
     rank, size = context.rank(), context.size()
     rows, marked = spec.source.read(rank, size)
@@ -124,12 +124,12 @@ def rank_rows(spec: TrainSpec) -> tuple[Spool, Spool]:
     return rows, marked
 
 
-def _through_spark(frame: DataFrame, columns: Columns) -> Rows:
+def _make_spark_rows(frame: DataFrame, columns: Columns) -> Rows:
     encoder = columns.encoder
     if encoder.transformation is not None:
         selected, feed = feed_raw_columns(columns.reading, columns.read)
         return Rows(frame.select(*selected), feed)
-    selected, feed = feed_columns(encoder, columns.fed, dtypes_of(encoder.fields), columns.marker)
+    selected, feed = feed_columns(encoder, columns.fed, find_dtypes(encoder.fields), columns.marker)
     rows = frame.select(*selected)
     # Rows are spread by their values: a stage that is retried sends each rank the same rows, without a sort.
     return Rows(rows, feed, tuple(rows.columns))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow
 
-from spark_estimator.data.categories import CategoryEncoder, Uncounted, with_largest_ids
+from spark_estimator.data.categories import CategoryEncoder, Uncounted, set_largest_ids
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.fields import Field
 from spark_estimator.data.kept_rows import KeptRows
-from spark_estimator.data.nulls import with_numbers
+from spark_estimator.data.nulls import set_numbers
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.row_lengths import Ragged
@@ -120,7 +120,7 @@ def sample_frame(frame: DataFrame, request: RowRequest) -> RowSample:
     Raises:
         DataError: a column is missing or cannot be trained on, or there are no rows.
     """
-    return _sample(FrameSource(frame, request.decoders, request.encoders), request)
+    return _take_sample(FrameSource(frame, request.decoders, request.encoders), request)
 
 
 def sample_files(files: DataFiles, request: RowRequest) -> RowSample:
@@ -129,11 +129,11 @@ def sample_files(files: DataFiles, request: RowRequest) -> RowSample:
     Raises:
         DataError: as `sample_frame`, or the files' columns differ.
     """
-    return _sample(FileSource(files, request.decoders, request.encoders), request)
+    return _take_sample(FileSource(files, request.decoders, request.encoders), request)
 
 
-def _sample(source: UntransformedSource, request: RowRequest) -> RowSample:
-    names, by_default = _names(source.schema, request)
+def _take_sample(source: UntransformedSource, request: RowRequest) -> RowSample:
+    names, by_default = _find_names(source.schema, request)
     request.check_categories(request.features or by_default)
     encoder = RowEncoder(
         tuple(names),
@@ -150,14 +150,14 @@ def _sample(source: UntransformedSource, request: RowRequest) -> RowSample:
         names, by_default = list(transformed.returned), []
         encoder = replace(encoder, columns=transformed.returned)
         request = replace(request, labels=(), weight=None, ragged=Ragged())
-    fed = [_column(prepared.schema, name, by_default=name in by_default) for name in names]
-    marker = _marker(prepared.schema, request.marker)
+    fed = [_get_column(prepared.schema, name, by_default=name in by_default) for name in names]
+    marker = _find_marker(prepared.schema, request.marker)
     request.check_shared(fed)
     request.check_nulls(fed)
     labels, weights = len(request.labels), 0 if request.weight is None else 1
     features = len(fed) - labels - weights
-    statistics = request.statistics(fed[:features])
-    encoder = replace(encoder, nulls=with_numbers(request.nulls, dict.fromkeys(statistics, 0.0)))
+    statistics = request.find_statistics(fed[:features])
+    encoder = replace(encoder, nulls=set_numbers(request.nulls, dict.fromkeys(statistics, 0.0)))
     read = {column.name for column in prepared.arguments or fed}
     unknown = next((name for name in request.decoders if name not in read), None)
     if unknown is not None:
@@ -167,7 +167,7 @@ def _sample(source: UntransformedSource, request: RowRequest) -> RowSample:
     untransformed = None
     if transformed is not None and not request.transform_validation:
         untransformed = transformed.raw
-        _marker(source.schema, request.marker)  # it decides before the function
+        _find_marker(source.schema, request.marker)  # it decides before the function
         share = 0.0 if transformed.by_row else request.held_share  # ranks divide rows that they keep
         encoder = replace(encoder, transforms_marked=False, held_share=share)
     columns = Columns(
@@ -177,14 +177,14 @@ def _sample(source: UntransformedSource, request: RowRequest) -> RowSample:
         marker=marker,
         read=tuple(prepared.arguments) or (*inspected, *([marker] if marker else [])),
         encoder=encoder,
-        kept=None if transformed is None else transformed.kept(encoder),
+        kept=None if transformed is None else transformed.make_kept_rows(encoder),
         statistics=statistics,
     )
-    first = with_largest_ids(shown.rows, [column.ids for column in inspected])
+    first = set_largest_ids(shown.rows, [column.ids for column in inspected])
     return RowSample(columns, first, shown.widths, shown.padding, untransformed)
 
 
-def _names(schema: Schema, request: RowRequest) -> tuple[list[str], list[str]]:
+def _find_names(schema: Schema, request: RowRequest) -> tuple[list[str], list[str]]:
     """Return the columns that become tensors, and those of them that are features by default.
 
     Raises:
@@ -202,10 +202,10 @@ def _names(schema: Schema, request: RowRequest) -> tuple[list[str], list[str]]:
     return names, rest if request.features is None else []
 
 
-def _column(schema: Schema, name: str, *, by_default: bool) -> Readable:
+def _get_column(schema: Schema, name: str, *, by_default: bool) -> Readable:
     """Return a column; `by_default`: it is a feature because feature_cols is not set, which an error mentions."""
     try:
-        return schema.column(name)
+        return schema.get_column(name)
     except DataError as error:
         if not by_default:
             raise
@@ -214,7 +214,7 @@ def _column(schema: Schema, name: str, *, by_default: bool) -> Readable:
         ) from error
 
 
-def _marker(schema: Schema, name: str | None) -> Readable | None:
+def _find_marker(schema: Schema, name: str | None) -> Readable | None:
     """Return the column that marks rows for validation; None without.
 
     Raises:
@@ -222,7 +222,7 @@ def _marker(schema: Schema, name: str | None) -> Readable | None:
     """
     if name is None:
         return None
-    column = schema.column(name)
+    column = schema.get_column(name)
     check_marker(name, column.kind)
     return column
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_estimator.data.categories import CategoryEncoder
-from spark_estimator.data.columns import Readable, category, raw, readable
+from spark_estimator.data.columns import Readable, make_category, make_raw, make_readable
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.numbers import category_in, readable_in
+from spark_estimator.data.numbers import make_file_category, make_file_readable
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
 
@@ -28,7 +28,7 @@ class Schema(ABC):
     names: Sequence[str]
 
     @abstractmethod
-    def column(self, name: str) -> Readable:
+    def get_column(self, name: str) -> Readable:
         """Return how a column is read.
 
         Raises:
@@ -48,7 +48,7 @@ class RawSchema(Schema):
         self.categories = categories
 
     @abstractmethod
-    def raw_column(self, name: str) -> Readable:
+    def get_raw_column(self, name: str) -> Readable:
         """Return a column as it is, for a transformation."""
 
 
@@ -62,15 +62,15 @@ class FrameSchema(RawSchema):
         self.names = kinds.names
         self._kinds = kinds
 
-    def column(self, name: str) -> Readable:
-        """See `Schema.column`."""
+    def get_column(self, name: str) -> Readable:
+        """See `Schema.get_column`."""
         if name in self.categories:
-            return category(self._kinds, name, self.categories[name])
-        return readable(self._kinds, name, name in self.decoders)
+            return make_category(self._kinds, name, self.categories[name])
+        return make_readable(self._kinds, name, name in self.decoders)
 
-    def raw_column(self, name: str) -> Readable:
-        """See `RawSchema.raw_column`."""
-        return raw(self._kinds, name)
+    def get_raw_column(self, name: str) -> Readable:
+        """See `RawSchema.get_raw_column`."""
+        return make_raw(self._kinds, name)
 
 
 class FileSchema(RawSchema):
@@ -83,14 +83,14 @@ class FileSchema(RawSchema):
         self.names = list(kinds)
         self._kinds = kinds
 
-    def column(self, name: str) -> Readable:
-        """See `Schema.column`."""
+    def get_column(self, name: str) -> Readable:
+        """See `Schema.get_column`."""
         if name in self.categories:
-            return category_in(self._kinds, name, self.categories[name])
-        return readable_in(self._kinds, name, name in self.decoders)
+            return make_file_category(self._kinds, name, self.categories[name])
+        return make_file_readable(self._kinds, name, name in self.decoders)
 
-    def raw_column(self, name: str) -> Readable:
-        """See `RawSchema.raw_column`."""
+    def get_raw_column(self, name: str) -> Readable:
+        """See `RawSchema.get_raw_column`."""
         if name not in self._kinds:
             raise DataError(f"there is no column {name!r}: the files have {', '.join(map(repr, self.names))}.")
         return Readable(name, False, "", None, self._kinds[name])
@@ -110,9 +110,9 @@ class TransformedSchema(Schema):
         self._shown = transformation.shown
         self._kinds = kinds
 
-    def column(self, name: str) -> Readable:
-        """See `Schema.column`."""
-        column = readable_in({name: shown.words for name, shown in self._shown.items()}, name)
+    def get_column(self, name: str) -> Readable:
+        """See `Schema.get_column`."""
+        column = make_file_readable({name: shown.words for name, shown in self._shown.items()}, name)
         shown = self._shown[name]
         return replace(
             column,

@@ -16,7 +16,7 @@ import numpy
 import pyarrow
 
 from spark_estimator.data.columns import Readable
-from spark_estimator.data.fields import Array, Field, matrix_of
+from spark_estimator.data.fields import Array, Field, make_matrix
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.sampling import RowSample
 
@@ -41,7 +41,7 @@ class Fields:
 
     def matrices(self, rows: pyarrow.RecordBatch) -> list[Array]:
         """Return [fields] matrices [rows, width] of the first rows, to try a model with; see `all`."""
-        return [matrix_of(rows, field, source=first_rows_name(rows)) for field in self.all]
+        return [make_matrix(rows, field, source=name_first_rows(rows)) for field in self.all]
 
 
 class LabelError(Exception):
@@ -73,7 +73,7 @@ class Trial(Protocol):
     takes: str
     by_name: bool
 
-    def positional(self) -> tuple[int, float]:
+    def count_positional(self) -> tuple[int, float]:
         """Return the least and the most inputs of the model."""
 
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class Trial(Protocol):
 _COMBINATIONS = 16
 
 
-def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Sequence[int]] | None) -> Fields:
+def find_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Sequence[int]] | None) -> Fields:
     """Return the fields with which the model, and the losses, work.
 
     Integer features are tried as int64, then as float32; labels as the column's type, then as the other of the
@@ -106,19 +106,19 @@ def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Seque
         DataError: none works; the text has the framework's error.
     """
     if not sample.columns.labels:
-        return _fields_by_name(sample, trial)
+        return _find_fields_by_name(sample, trial)
     floating = trial.floating
-    groups = _inputs(sample, trial, input_shapes)
-    natural = [_input_fields(sample, group, shape, floating, whole=True) for group, shape in groups]
-    floated = [_input_fields(sample, group, shape, floating, whole=False) for group, shape in groups]
+    groups = _group_inputs(sample, trial, input_shapes)
+    natural = [_make_input_field(sample, group, shape, floating, whole=True) for group, shape in groups]
+    floated = [_make_input_field(sample, group, shape, floating, whole=False) for group, shape in groups]
     input_choices = [natural] + ([floated] if floated != natural else [])
-    label_choices = [_label_fields(sample, position, floating) for position in range(len(sample.columns.labels))]
+    label_choices = [_make_label_fields(sample, position, floating) for position in range(len(sample.columns.labels))]
     weight = None
     if sample.columns.weight is not None:
         last = len(sample.columns.fed) - 1
         weight = Field((sample.columns.weight.name,), (f"c{last}",), (1,), floating)
     first_error: Exception | None = None
-    for labels in _label_combinations(label_choices):
+    for labels in _combine_labels(label_choices):
         is_named = True
         for inputs in input_choices:
             try:
@@ -134,15 +134,15 @@ def fitting_fields(sample: RowSample, trial: Trial, input_shapes: Sequence[Seque
     assert first_error is not None
     tried = Fields(tuple(natural), tuple(choices[0] for choices in label_choices), weight)
     if isinstance(first_error, MetricError):
-        raise DataError(f"{first_error} {shown(tried)}") from first_error
+        raise DataError(f"{first_error} {describe_fields(tried)}") from first_error
     raise DataError(
         "the model and the losses don't fit the columns: a batch of the first rows failed on the driver with "
-        f"{type(first_error).__name__}: {str(first_error).rstrip('.')}. {shown(tried)}"
-        + _remedy(first_error, tried, sample)
+        f"{type(first_error).__name__}: {str(first_error).rstrip('.')}. {describe_fields(tried)}"
+        + _suggest_remedy(first_error, tried, sample)
     ) from first_error
 
 
-def _label_combinations(choices: Sequence[Sequence[Field]]) -> Iterator[tuple[Field, ...]]:
+def _combine_labels(choices: Sequence[Sequence[Field]]) -> Iterator[tuple[Field, ...]]:
     """Yield each label's first type, each one's last type, and some mixtures, without repetitions."""
     first, last = tuple(fields[0] for fields in choices), tuple(fields[-1] for fields in choices)
     mixtures = itertools.islice(itertools.product(*choices), _COMBINATIONS)
@@ -169,7 +169,7 @@ def _run(trial: Trial, rows: pyarrow.RecordBatch, fields: Fields, choices: Seque
             fields = replace(fields, labels=tuple(labels))
 
 
-def _fields_by_name(sample: RowSample, trial: Trial) -> Fields:
+def _find_fields_by_name(sample: RowSample, trial: Trial) -> Fields:
     """Return one field for each name that a function of rows has returned, in the type of its values."""
     inputs = []
     for number, (column, width) in enumerate(zip(sample.columns.features, sample.widths, strict=True)):
@@ -181,7 +181,7 @@ def _fields_by_name(sample: RowSample, trial: Trial) -> Fields:
     return replace(fields, outputs=trial.run(sample.rows, fields))
 
 
-def class_error(column: str, label: int, classes: int) -> DataError:
+def make_class_error(column: str, label: int, classes: int) -> DataError:
     """Return the error for a class number that the model has no output for."""
     return DataError(
         f"column {column!r} contains class {label}, but the model's output has {classes} classes, numbered from 0. "
@@ -189,16 +189,16 @@ def class_error(column: str, label: int, classes: int) -> DataError:
     )
 
 
-def not_finite(rows: pyarrow.RecordBatch, fields: Fields) -> str:
+def find_not_finite(rows: pyarrow.RecordBatch, fields: Fields) -> str:
     """Return a column whose first rows hold NaN or infinity; empty without one."""
     for field, matrix in zip(fields.all, fields.matrices(rows), strict=True):
         for row in matrix:
             if row.dtype.kind == "f" and not all(map(math.isfinite, row.tolist())):
-                return _not_finite_value(field, row.tolist())
+                return _describe_not_finite(field, row.tolist())
     return ""
 
 
-def _not_finite_value(field: Field, row: list[float]) -> str:
+def _describe_not_finite(field: Field, row: list[float]) -> str:
     """Return the column of a row's first value that is not finite."""
     index, value = next((index, value) for index, value in enumerate(row) if not math.isfinite(value))
     for name, width in zip(field.names, field.widths, strict=True):
@@ -212,7 +212,7 @@ def _not_finite_value(field: Field, row: list[float]) -> str:
     raise AssertionError(field)
 
 
-def _inputs(
+def _group_inputs(
     sample: RowSample, trial: Trial, shapes: Sequence[Sequence[int]] | None
 ) -> list[tuple[list[int], tuple[int, ...] | None]]:
     """Return the columns of each input, and its shape if input_shapes has it."""
@@ -228,7 +228,7 @@ def _inputs(
         raise DataError(
             f"input_shapes has {len(extents)} shapes for {count} feature columns. Give one per column, or one for all."
         )
-    least, most = trial.positional()
+    least, most = trial.count_positional()
     if most == 0:  # all of its arguments are keywords
         return [(group, None) for group in alone]
     if least <= count <= most and not (least == 1 and count > 1 and most > count):
@@ -242,7 +242,7 @@ def _inputs(
     )
 
 
-def _input_fields(
+def _make_input_field(
     sample: RowSample, group: list[int], shape: tuple[int, ...] | None, floating: str, *, whole: bool
 ) -> Field:
     readables = [sample.columns.features[number] for number in group]
@@ -260,26 +260,28 @@ def _input_fields(
         )
     if any(column.dtype == "float64" for column in readables):
         floating = "float64"  # seconds since 1970: in float32 they would be rounded to minutes
-    return _field(sample, readables, group, "int64" if integers else floating, shape)
+    return _make_field(sample, readables, group, "int64" if integers else floating, shape)
 
 
-def _label_fields(sample: RowSample, position: int, floating: str) -> list[Field]:
+def _make_label_fields(sample: RowSample, position: int, floating: str) -> list[Field]:
     """Return the types in which a loss may want a label, the most likely first."""
     number = len(sample.columns.features) + position
     column, width = sample.columns.labels[position], sample.widths[number]
     shape = column.shape or ((width,) if column.is_array else ())
     floating = "float64" if column.dtype == "float64" else floating
-    natural = _field(sample, [column], [number], "int64" if column.dtype == "int64" or column.kept else floating, shape)
+    natural = _make_field(
+        sample, [column], [number], "int64" if column.dtype == "int64" or column.kept else floating, shape
+    )
     other = replace(natural, dtype=floating if natural.dtype == "int64" else "int64")
-    return [natural, other] if other.dtype != "int64" or _all_whole(sample, natural) else [natural]
+    return [natural, other] if other.dtype != "int64" or _has_only_integers(sample, natural) else [natural]
 
 
-def _all_whole(sample: RowSample, field: Field) -> bool:
-    matrix = matrix_of(sample.rows, replace(field, dtype="float64"), source=first_rows_name(sample.rows))
+def _has_only_integers(sample: RowSample, field: Field) -> bool:
+    matrix = make_matrix(sample.rows, replace(field, dtype="float64"), source=name_first_rows(sample.rows))
     return bool((matrix == matrix.round()).all())
 
 
-def _field(
+def _make_field(
     sample: RowSample, readables: Sequence[Readable], numbers: Sequence[int], dtype: str, shape: tuple[int, ...]
 ) -> Field:
     padding = tuple(sample.padding[number] for number in numbers)
@@ -292,11 +294,11 @@ def _field(
         padding if any(number is not None for number in padding) else (),
         # Padding may be numbers that are no bytes.
         readables[0].kept if len(readables) == 1 and padding == (None,) else "",
-        dates_of(readables),
+        find_dates(readables),
     )
 
 
-def dates_of(columns: Sequence[Readable]) -> tuple[bool, ...]:
+def find_dates(columns: Sequence[Readable]) -> tuple[bool, ...]:
     """Return `Field.dates` of some columns."""
     dates = tuple(column.is_of_dates for column in columns)
     return dates if any(dates) else ()
@@ -306,19 +308,19 @@ def dates_of(columns: Sequence[Readable]) -> tuple[bool, ...]:
 RESHAPE = " Set input_shapes or label_shapes to change the shapes."
 
 
-def first_rows_name(rows: pyarrow.RecordBatch) -> str:
+def name_first_rows(rows: pyarrow.RecordBatch) -> str:
     """Return the name, in messages, of the rows that the driver tries a model on."""
     return f"the first {rows.num_rows} rows"
 
 
-def shown(fields: Fields) -> str:
+def describe_fields(fields: Fields) -> str:
     """Return types and shapes of inputs and labels, for messages."""
     inputs = ", ".join(f"{field.name}: {field.dtype}{[-1, *field.shape]}" for field in fields.inputs)
     labels = ", ".join(f"{field.name}: {field.dtype}{[-1, *field.shape]}" for field in fields.labels)
     return f"The model's inputs were {inputs}; the loss's labels {labels}."
 
 
-def _remedy(error: Exception, fields: Fields, sample: RowSample) -> str:
+def _suggest_remedy(error: Exception, fields: Fields, sample: RowSample) -> str:
     """Return a sentence on what to change, for those errors of a framework that show it; else empty."""
     text = str(error)
     if re.search(r"expected (scalar type|target dtype to be) Long", text):  # PyTorch's losses of classes

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import pyarrow
 
 from spark_estimator.data.categories import CategoryEncoder
-from spark_estimator.data.columns import Readable, cast_columns, check_decoded, dropping_columns
+from spark_estimator.data.columns import Readable, cast_columns, check_decoded, find_dropping_columns
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import widths_of
+from spark_estimator.data.fields import find_widths
 from spark_estimator.data.first_rows import fit_decoders
-from spark_estimator.data.kept_rows import KeptRows, bytes_of_row, check_kept, lengths_of, read_back_as
+from spark_estimator.data.kept_rows import KeptRows, check_kept, estimate_row_bytes, find_longest_row, get_read_type
 from spark_estimator.data.nulls import Nulls, drops_rows
 from spark_estimator.data.parquet import DataFiles, FileRows
-from spark_estimator.data.quoting import quoted
-from spark_estimator.data.row_encoder import RowEncoder, marks_error
+from spark_estimator.data.quoting import quote
+from spark_estimator.data.row_encoder import RowEncoder, make_marks_error
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.transformation import Takes
 from spark_estimator.errors import DataError
@@ -77,18 +77,18 @@ class Source(ABC):
         Raises:
             DataError: there are no rows, or arrays have different lengths.
         """
-        rows, encoder, columns = self.first_rows(fed, encoder)
+        rows, encoder, columns = self.read_first_rows(fed, encoder)
         if not rows.num_rows:
             raise DataError("the DataFrame has no rows" + (" without nulls." if drops_rows(encoder.nulls) else "."))
-        padding = ragged.paddings(columns)
-        shown = widths_of(rows, [f"c{number}" for number in range(len(columns))])
-        widths = ragged.widths(
-            shown, columns, padding, inputs, lambda positions: self.longest(columns, positions, encoder.nulls)
+        padding = ragged.find_paddings(columns)
+        shown = find_widths(rows, [f"c{number}" for number in range(len(columns))])
+        widths = ragged.find_widths(
+            shown, columns, padding, inputs, lambda positions: self.find_longest(columns, positions, encoder.nulls)
         )
         return Inspection(rows, encoder, tuple(columns), widths, padding)
 
     @abstractmethod
-    def first_rows(
+    def read_first_rows(
         self, fed: Sequence[Readable], encoder: RowEncoder
     ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
         """At most a hundred rows, as ``c0``, ``c1`` and so on.
@@ -98,7 +98,7 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
+    def find_longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
         """Return the longest array, over all rows, of each of the columns at some positions."""
 
 
@@ -108,11 +108,11 @@ class UntransformedSource(Source):
     schema: RawSchema
 
     @abstractmethod
-    def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
+    def read_raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
         """At most a hundred rows, under the columns' own names."""
 
     @abstractmethod
-    def longest_row(self, columns: Sequence[Readable]) -> int:
+    def find_longest_row(self, columns: Sequence[Readable]) -> int:
         """Return the most bytes, over all rows, that the texts and arrays of a row have together."""
 
 
@@ -125,18 +125,18 @@ class FrameSource(UntransformedSource):
         self._frame = frame
         self.schema = FrameSchema(frame.schema, decoders, categories)
 
-    def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
-        """See `UntransformedSource.raw_rows`."""
-        return _first(self._frame.select(*(column.stored for column in columns)))
+    def read_raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
+        """See `UntransformedSource.read_raw_rows`."""
+        return _collect_first(self._frame.select(*(column.stored for column in columns)))
 
-    def longest_row(self, columns: Sequence[Readable]) -> int:
-        """See `UntransformedSource.longest_row`: a Spark job."""
+    def find_longest_row(self, columns: Sequence[Readable]) -> int:
+        """See `UntransformedSource.find_longest_row`: a Spark job."""
         from pyspark.sql import functions
 
         frame = self._frame.select(*(column.stored for column in columns))
         lengths = []
         for stored in frame.schema.fields:
-            column = functions.col(quoted(stored.name))
+            column = functions.col(quote(stored.name))
             if stored.dataType.typeName() in ("string", "binary", "varchar", "char"):
                 lengths.append(functions.octet_length(column))
             elif stored.dataType.typeName() == "array":
@@ -153,18 +153,18 @@ class FrameSource(UntransformedSource):
         longest = frame.agg(functions.max(total)).first()
         return int((longest[0] if longest is not None else 0) or 0)
 
-    def first_rows(
+    def read_first_rows(
         self, fed: Sequence[Readable], encoder: RowEncoder
     ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
-        """See `Source.first_rows`."""
+        """See `Source.read_first_rows`."""
         # Floating columns as doubles, to see whether their numbers are whole.
         dtypes = ["float64" if column.dtype == "float32" and not column.is_array else column.dtype for column in fed]
-        marker = None if encoder.marker is None else self.schema.column(encoder.marker)
-        rows = _without_marks(_first(self._cast(fed, dtypes, encoder.nulls, marker)), encoder.marker)
+        marker = None if encoder.marker is None else self.schema.get_column(encoder.marker)
+        rows = _drop_marks(_collect_first(self._cast(fed, dtypes, encoder.nulls, marker)), encoder.marker)
         return fit_decoders(rows, fed, encoder)
 
-    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
-        """See `Source.longest`."""
+    def find_longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
+        """See `Source.find_longest`."""
         from pyspark.sql import functions
 
         # Rows that are dropped do not count, and any column can cause that.
@@ -178,7 +178,7 @@ class FrameSource(UntransformedSource):
     ) -> DataFrame:
         marks = [] if marker is None else [marker.marks]
         frame = self._frame.select(*cast_columns(columns, dtypes, nulls), *marks)
-        dropping = dropping_columns(columns, nulls)
+        dropping = find_dropping_columns(columns, nulls)
         return frame.dropna(subset=dropping) if dropping else frame
 
 
@@ -191,36 +191,36 @@ class FileSource(UntransformedSource):
         self._files = files
         self.schema = FileSchema(files.kinds, decoders, categories)
 
-    def raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
-        """See `UntransformedSource.raw_rows`."""
+    def read_raw_rows(self, columns: Sequence[Readable]) -> pyarrow.RecordBatch:
+        """See `UntransformedSource.read_raw_rows`."""
         names = [column.name for column in columns]
         self._files.check(names)
-        for batch in self._files.batches(names, 0, 1, SAMPLE_ROWS):
+        for batch in self._files.read_batches(names, 0, 1, SAMPLE_ROWS):
             if batch.num_rows:
                 return batch
         return pyarrow.RecordBatch.from_pydict({name: [] for name in names})
 
-    def longest_row(self, columns: Sequence[Readable]) -> int:
-        """See `UntransformedSource.longest_row`: it reads all rows."""
+    def find_longest_row(self, columns: Sequence[Readable]) -> int:
+        """See `UntransformedSource.find_longest_row`: it reads all rows."""
         names = [column.name for column in columns]
-        return max(map(lengths_of, self._files.batches(names, 0, 1, _ROWS_TO_MEASURE)), default=0)
+        return max(map(find_longest_row, self._files.read_batches(names, 0, 1, _ROWS_TO_MEASURE)), default=0)
 
-    def first_rows(
+    def read_first_rows(
         self, fed: Sequence[Readable], encoder: RowEncoder
     ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
-        """See `Source.first_rows`."""
+        """See `Source.read_first_rows`."""
         self._files.check([*(column.name for column in fed), *filter(None, [encoder.marker])])
         rows = FileRows(self._files, replace(encoder, decoders={}))
-        first = _without_marks(rows.first_rows([column.dtype for column in fed], SAMPLE_ROWS), encoder.marker)
+        first = _drop_marks(rows.read_first_rows([column.dtype for column in fed], SAMPLE_ROWS), encoder.marker)
         first, fitted, columns = fit_decoders(first, fed, encoder.with_categories({}))
         return first, fitted.with_categories(encoder.categories), columns
 
-    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
-        """See `Source.longest`."""
+    def find_longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
+        """See `Source.find_longest`."""
         read = list(range(len(fed))) if drops_rows(nulls) else list(positions)
         encoder = RowEncoder(tuple(fed[n].name for n in read), nulls=nulls, categories=self.schema.categories)
         rows = FileRows(self._files, encoder)
-        return rows.longest([fed[n].dtype for n in read], [f"c{read.index(position)}" for position in positions])
+        return rows.find_longest([fed[n].dtype for n in read], [f"c{read.index(position)}" for position in positions])
 
 
 class TransformedSource(Source):
@@ -231,13 +231,13 @@ class TransformedSource(Source):
         assert transformation is not None
         created = {edit[0] for edit in transformation.edited} - set(inner.schema.names)
         names = [name for name in dict.fromkeys([*encoder.read, *transformation.removed]) if name not in created]
-        arguments = [inner.schema.raw_column(name) for name in names]
+        arguments = [inner.schema.get_raw_column(name) for name in names]
         for column in arguments:
             if column.name in encoder.decoders:
                 check_decoded(column.name, column.kind)
             if column.name in encoder.categories:
                 encoder.categories[column.name].check(column.name, column.kind)
-        rows = inner.raw_rows(arguments)
+        rows = inner.read_raw_rows(arguments)
         if not rows.num_rows:
             raise DataError("the DataFrame has no rows.")
         self._encoder, self._columns = replace(encoder, transformation_columns=tuple(names)).apply(rows)
@@ -257,9 +257,9 @@ class TransformedSource(Source):
         self.arguments = arguments
         self.raw = rows
         self._inner = inner
-        self._types = {name: read_back_as(column.type) for name, column in zip(names, rows.columns, strict=True)}
+        self._types = {name: get_read_type(column.type) for name, column in zip(names, rows.columns, strict=True)}
 
-    def kept(self, encoder: RowEncoder) -> KeptRows | None:
+    def make_kept_rows(self, encoder: RowEncoder) -> KeptRows | None:
         """How ranks keep the rows for a function that takes rows; None: it takes frames, and is called once.
 
         Args:
@@ -267,26 +267,26 @@ class TransformedSource(Source):
         """
         if not self.by_row:
             return None
-        width = bytes_of_row(self._inner.longest_row(self.arguments), len(self._types))
+        width = estimate_row_bytes(self._inner.find_longest_row(self.arguments), len(self._types))
         return KeptRows.of(self._types, width, encoder)
 
-    def first_rows(
+    def read_first_rows(
         self, fed: Sequence[Readable], encoder: RowEncoder
     ) -> tuple[pyarrow.RecordBatch, RowEncoder, list[Readable]]:
-        """See `Source.first_rows`."""
+        """See `Source.read_first_rows`."""
         plain = replace(encoder, marker=None, decoders={}, categories={}, transformation=None)
         rows = pyarrow.RecordBatch.from_arrays(list(self._columns.values()), names=list(self._columns))
-        return plain.numbers(rows, dtypes=[column.dtype for column in fed]), self._encoder, list(fed)
+        return plain.to_numbers(rows, dtypes=[column.dtype for column in fed]), self._encoder, list(fed)
 
-    def longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
-        """See `Source.longest`: to measure it, the function would have to be called for each row once more."""
+    def find_longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
+        """See `Source.find_longest`: to measure it, the function would have to be called for each row once more."""
         raise DataError(
             f"padding of column {fed[positions[0]].name!r}, which transformation_fn returns, needs the array's length: "
             "set input_shapes (or label_shapes)."
         )
 
 
-def _without_marks(rows: pyarrow.RecordBatch, name: str | None) -> pyarrow.RecordBatch:
+def _drop_marks(rows: pyarrow.RecordBatch, name: str | None) -> pyarrow.RecordBatch:
     """Return the first rows without the column of marks, if they have one.
 
     Raises:
@@ -295,15 +295,15 @@ def _without_marks(rows: pyarrow.RecordBatch, name: str | None) -> pyarrow.Recor
     if "marker" not in rows.schema.names:
         return rows
     if rows.column("marker").null_count:
-        raise marks_error(name)
+        raise make_marks_error(name)
     return rows.select([column for column in rows.schema.names if column != "marker"])
 
 
-def _first(frame: DataFrame) -> pyarrow.RecordBatch:
-    return collected(frame.limit(SAMPLE_ROWS))
+def _collect_first(frame: DataFrame) -> pyarrow.RecordBatch:
+    return collect_batch(frame.limit(SAMPLE_ROWS))
 
 
-def collected(frame: DataFrame) -> pyarrow.RecordBatch:
+def collect_batch(frame: DataFrame) -> pyarrow.RecordBatch:
     """Collect the rows of a small DataFrame."""
     if hasattr(frame, "toArrow"):
         table = frame.toArrow()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.sampling import RowSample
-from spark_estimator.estimators.rows.shapes import Fields, first_rows_name
+from spark_estimator.estimators.rows.shapes import Fields, name_first_rows
 
 _REMEDY = (
     "Prepare the columns before fit(), so that transformation_fn only changes their values, or leave "
@@ -36,7 +36,7 @@ def check_untransformed(sample: RowSample, fields: Fields) -> None:
                     f"column {column.name!r} is decoded as {list(shape or ())}, and transformation_fn returns "
                     f"{list(column.shape or ())}."
                 )
-        encoder.encode(rows, source=first_rows_name(rows))
+        encoder.encode(rows, source=name_first_rows(rows))
     except Exception as error:  # of Arrow and NumPy, too
         raise DataError(
             "transform_validation=False: the rows for validation don't fit the model without transformation_fn: "

@@ -21,13 +21,13 @@ import pyarrow.compute
 from spark_estimator.data.categories import LONGEST_TEXT, CategoryEncoder, Shared, Uncounted, Vocabulary, is_text
 from spark_estimator.data.columns import Readable, cast_columns
 from spark_estimator.data.fields import is_list
-from spark_estimator.data.nulls import policy_of
-from spark_estimator.data.numbers import numbers_of, without_nulls
+from spark_estimator.data.nulls import get_policy
+from spark_estimator.data.numbers import drop_nulls, to_numbers
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.row_encoder import read_marks
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.sampling import Columns
-from spark_estimator.estimators.rows.sources import collected
+from spark_estimator.estimators.rows.sources import collect_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -56,7 +56,7 @@ class _Counted:
     def holds_texts(self) -> bool:
         return is_text(self.columns[0].kind.removeprefix("array<"))
 
-    def vocabulary(self, values: Sequence[str | int]) -> Vocabulary:
+    def make_vocabulary(self, values: Sequence[str | int]) -> Vocabulary:
         """Return a vocabulary of its most frequent values.
 
         Raises:
@@ -78,7 +78,7 @@ class _Counted:
         return Vocabulary(name, tuple(values))  # type: ignore[arg-type]  # all are of one type
 
 
-def counted_in_frame(frame: DataFrame, columns: Columns) -> Columns:
+def count_frame(frame: DataFrame, columns: Columns) -> Columns:
     """Return the columns with the vocabularies of a DataFrame's rows.
 
     Rows for validation that a column marks do not count, nor rows that are dropped; if a function transforms the
@@ -89,15 +89,15 @@ def counted_in_frame(frame: DataFrame, columns: Columns) -> Columns:
     """
     from pyspark.sql import Window, functions
 
-    open_columns = _open(columns)
+    open_columns = _find_open(columns)
     values_of = {
-        f"v{counted.number}_{place}": (counted, column)
+        f"v{counted.number}_{index}": (counted, column)
         for counted in open_columns
-        for place, column in enumerate(counted.columns)
+        for index, column in enumerate(counted.columns)
     }
-    entries = functions.concat(*(_entries(name, *of_column) for name, of_column in values_of.items()))
+    entries = functions.concat(*(_make_entries(name, *of_column) for name, of_column in values_of.items()))
     counted_columns = [column.cast("int64").alias(name) for name, (_, column) in values_of.items()]
-    rows = training_rows(frame, columns, counted_columns).select(functions.explode(entries).alias("entry"))
+    rows = select_training_rows(frame, columns, counted_columns).select(functions.explode(entries).alias("entry"))
     rows = rows.select("entry.*").where("text is not null or number is not null")
     order = Window.partitionBy("column").orderBy(functions.desc("count"), "text", "number")
     counts = rows.groupBy("column", "most", "text", "number").count()
@@ -105,40 +105,42 @@ def counted_in_frame(frame: DataFrame, columns: Columns) -> Columns:
     # A longer text is an error, which needs no more of it.
     text = functions.substring("text", 1, LONGEST_TEXT + 1)
     value = functions.coalesce(text, functions.col("number").cast("string")).alias("value")
-    batch = collected(ranked.select("column", "id", value))
+    batch = collect_batch(ranked.select("column", "id", value))
     batch = batch.take(pyarrow.compute.sort_indices(batch, sort_keys=[("column", "ascending"), ("id", "ascending")]))
     values: list[list[Any]] = [[] for _ in open_columns]
-    for number, entry in zip(batch["column"].to_pylist(), _texts(batch["value"]), strict=True):
+    for number, entry in zip(batch["column"].to_pylist(), _to_texts(batch["value"]), strict=True):
         values[number].append(entry)
-    return _with_vocabularies(
+    return _set_vocabularies(
         columns,
         (
-            counted.vocabulary(of_column if counted.holds_texts else list(map(int, of_column)))
+            counted.make_vocabulary(of_column if counted.holds_texts else list(map(int, of_column)))
             for counted, of_column in zip(open_columns, values, strict=True)
         ),
     )
 
 
-def counted_in_files(files: DataFiles, columns: Columns) -> Columns:
+def count_files(files: DataFiles, columns: Columns) -> Columns:
     """Return what `count_frame` does for Parquet files, which this process reads; it keeps all values that differ in
     memory.
 
     Raises:
         DataError: a column has no categories.
     """
-    open_columns = _open(columns)
+    open_columns = _find_open(columns)
     counters: list[Counter[Any]] = [Counter() for _ in open_columns]
-    for batch in training_batches(files, columns, [column.name for each in open_columns for column in each.columns]):
+    for batch in read_training_batches(
+        files, columns, [column.name for each in open_columns for column in each.columns]
+    ):
         for counted, counter in zip(open_columns, counters, strict=True):
             for column in counted.columns:
                 array = batch.column(column.name)
-                keys = counted.encoder.keys(array.flatten() if is_list(array.type) else array)
+                keys = counted.encoder.find_keys(array.flatten() if is_list(array.type) else array)
                 for entry in pyarrow.compute.value_counts(keys.drop_null()).to_pylist():
                     counter[entry["values"]] += entry["counts"]
-    return _with_vocabularies(columns, map(_most_frequent, open_columns, counters))
+    return _set_vocabularies(columns, map(_select_most_frequent, open_columns, counters))
 
 
-def _open(columns: Columns) -> list[_Counted]:
+def _find_open(columns: Columns) -> list[_Counted]:
     """Return the vocabularies whose values are to be counted."""
     features = {column.name: column for column in columns.read}
     sharing: dict[str, list[str]] = {}
@@ -150,7 +152,7 @@ def _open(columns: Columns) -> list[_Counted]:
     ]
 
 
-def _with_vocabularies(columns: Columns, vocabularies: Iterable[Vocabulary]) -> Columns:
+def _set_vocabularies(columns: Columns, vocabularies: Iterable[Vocabulary]) -> Columns:
     counted: dict[str, CategoryEncoder] = {vocabulary.name: vocabulary for vocabulary in vocabularies}
     encoders = {
         name: replace(encoder, of=counted.get(encoder.of.name, encoder.of))
@@ -169,11 +171,11 @@ def _warn_of_overlaps(vocabularies: Sequence[Vocabulary], columns: Columns) -> N
         if first.holds_texts != second.holds_texts:
             continue
         smaller, larger = sorted((first, second), key=lambda each: each.size)
-        common = smaller.common_ids(larger)
+        common = smaller.find_common_ids(larger)
         is_array = features[first.name].is_array or features[second.name].is_array
         # Months, hours and counts have numbers in common, too.
         least = _COMMON_TEXTS if first.holds_texts or is_array else _COMMON_NUMBERS
-        if len(common) >= max(least, len(smaller.values) / 2) and any(here != there for here, there in common):
+        if len(common) >= max(least, len(smaller.values) / 2) and any(here != other_id for here, other_id in common):
             warnings.warn(
                 f"the columns {first.name!r} and {second.name!r} have {len(common)} values in common, and each has ids "
                 "of its own for them. If these mean the same, and share an embedding, set "
@@ -182,26 +184,26 @@ def _warn_of_overlaps(vocabularies: Sequence[Vocabulary], columns: Columns) -> N
             )
 
 
-def _texts(array: pyarrow.Array) -> list[str]:
+def _to_texts(array: pyarrow.Array) -> list[str]:
     """Return texts of UTF-8; bytes that are not UTF-8 are replaced, and never equal a value."""
     return [value.decode("utf-8", "replace") for value in array.cast(pyarrow.binary()).to_pylist()]
 
 
-def _dropped_by(columns: Columns) -> list[Readable]:
+def _find_dropping(columns: Columns) -> list[Readable]:
     """Return the columns in which a null drops the row before it is transformed."""
     if columns.encoder.transformation is not None:
         return []
     nulls = columns.encoder.nulls
-    return [column for column in columns.fed if policy_of(nulls, column.name) == "drop" and not column.takes_nulls]
+    return [column for column in columns.fed if get_policy(nulls, column.name) == "drop" and not column.takes_nulls]
 
 
-def training_rows(frame: DataFrame, columns: Columns, wanted: Sequence[Column]) -> DataFrame:
+def select_training_rows(frame: DataFrame, columns: Columns, selected: Sequence[Column]) -> DataFrame:
     """Return the rows to train on, with the columns that are wanted."""
     from pyspark.sql import functions
 
-    others = _dropped_by(columns)
+    others = _find_dropping(columns)
     marker = columns.marker if columns.encoder.transformation is None else None
-    chosen = list(wanted)
+    chosen = list(selected)
     if marker is not None:
         chosen.append(marker.marks)
     rows = frame.select(*cast_columns(others, [column.dtype for column in others], "error"), *chosen)
@@ -209,7 +211,7 @@ def training_rows(frame: DataFrame, columns: Columns, wanted: Sequence[Column]) 
     return rows if marker is None else rows.where(~functions.coalesce("marker", functions.lit(False)))
 
 
-def _entries(name: str, counted: _Counted, column: Readable) -> Column:
+def _make_entries(name: str, counted: _Counted, column: Readable) -> Column:
     """Return the values of a row's column: an array of structs of its vocabulary's number and most values, and the
     value.
 
@@ -218,7 +220,7 @@ def _entries(name: str, counted: _Counted, column: Readable) -> Column:
     """
     from pyspark.sql import functions
 
-    def entry(value: Column) -> Column:
+    def make_entry(value: Column) -> Column:
         missing = functions.lit(None)
         text, number = (value, missing) if counted.holds_texts else (missing, value)
         return functions.struct(
@@ -230,26 +232,26 @@ def _entries(name: str, counted: _Counted, column: Readable) -> Column:
 
     values = functions.col(name)
     if not column.is_array:
-        return functions.array(entry(values))
-    return functions.coalesce(functions.transform(values, entry), functions.array(entry(functions.lit(None))))
+        return functions.array(make_entry(values))
+    return functions.coalesce(functions.transform(values, make_entry), functions.array(make_entry(functions.lit(None))))
 
 
-def training_batches(files: DataFiles, columns: Columns, names: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+def read_training_batches(files: DataFiles, columns: Columns, names: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows to train on, with the columns of these names."""
-    others = [column.name for column in _dropped_by(columns)]
+    others = [column.name for column in _find_dropping(columns)]
     marker = columns.marker if columns.encoder.transformation is None else None
     read = list(dict.fromkeys([*others, *names, *([marker.name] if marker else [])]))
-    for batch in files.batches(read, 0, 1, _ROWS_TO_COUNT):
-        arrays = {f"c{number}": numbers_of(batch.column(name)) for number, name in enumerate(others)}
+    for batch in files.read_batches(read, 0, 1, _ROWS_TO_COUNT):
+        arrays = {f"c{number}": to_numbers(batch.column(name)) for number, name in enumerate(others)}
         arrays.update({name: batch.column(name) for name in names})
         if marker is not None:
             arrays["marker"] = pyarrow.compute.fill_null(read_marks(batch.column(marker.name)), False)
         rows = pyarrow.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        rows = without_nulls(rows, [("drop", "")] * len(others))
+        rows = drop_nulls(rows, [("drop", "")] * len(others))
         yield rows if marker is None else rows.filter(pyarrow.compute.invert(rows.column("marker")))
 
 
-def _most_frequent(counted: _Counted, counter: Counter[Any]) -> Vocabulary:
+def _select_most_frequent(counted: _Counted, counter: Counter[Any]) -> Vocabulary:
     items = heapq.nsmallest(counted.encoder.size - 1, counter.items(), key=lambda item: (-item[1], item[0]))
     values = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value, _ in items]
-    return counted.vocabulary(values)
+    return counted.make_vocabulary(values)

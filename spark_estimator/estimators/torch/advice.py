@@ -39,7 +39,7 @@ def warn_of_schedule(scheduler: Any, epochs: int) -> None:
         scheduler: None: there is none.
         epochs: after each of which it is stepped.
     """
-    others = list(_of_other_length(scheduler, epochs))
+    others = list(_find_other_lengths(scheduler, epochs))
     if others:
         warn_caller(
             f"lr_scheduler has {', '.join(others)}, and is stepped once after each epoch (epochs={epochs}), not after "
@@ -47,7 +47,7 @@ def warn_of_schedule(scheduler: Any, epochs: int) -> None:
         )
 
 
-def _of_other_length(scheduler: Any, epochs: int) -> Iterator[str]:
+def _find_other_lengths(scheduler: Any, epochs: int) -> Iterator[str]:
     """Yield the scheduler, or those that it is made of, whose counts do not fit: ``OneCycleLR(total_steps=1000)``."""
     parts = getattr(scheduler, "_schedulers", None)
     if parts is not None:  # a SequentialLR, whose parts follow each other, or a ChainedScheduler
@@ -55,7 +55,7 @@ def _of_other_length(scheduler: Any, epochs: int) -> Iterator[str]:
         begins = [0] * len(parts) if milestones is None else [0, *milestones]
         ends = [epochs] * len(parts) if milestones is None else [*milestones, epochs]
         for part, begin, end in zip(parts, begins, ends, strict=True):
-            yield from _of_other_length(part, max(0, min(end, epochs) - begin))
+            yield from _find_other_lengths(part, max(0, min(end, epochs) - begin))
         return
     counts = dict(getattr(scheduler, "__dict__", {}))
     for function in getattr(scheduler, "lr_lambdas", ()):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.estimators.checks import described
+from spark_estimator.estimators.checks import describe_value
 
 
 class Callback:
@@ -69,7 +69,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
         if isinstance(callback, type) or not any(callable(getattr(callback, name, None)) for name in _METHODS):
             raise TypeError(
                 f"callbacks must contain objects with at least one of the methods {', '.join(_METHODS)}, as "
-                f"spark_estimator.estimators.torch.callbacks.Callback has them; got {described(callback)}."
+                f"spark_estimator.estimators.torch.callbacks.Callback has them; got {describe_value(callback)}."
             )
 
 
@@ -84,7 +84,7 @@ class TorchCallbacks:
         result = [getattr(callback, method, None) for callback in self._callbacks]
         return [None if item is None else item(*args) for item in result]
 
-    def ends_after(self, epoch: int, logs: dict[str, Any]) -> bool:
+    def call_epoch_end(self, epoch: int, logs: dict[str, Any]) -> bool:
         """Call `on_epoch_end`. Return whether any callback of any rank ends the training. A collective."""
         if not self._callbacks:
             return False

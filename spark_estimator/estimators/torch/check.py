@@ -13,19 +13,19 @@ import pyarrow
 import torch
 from torch import nn
 
-from spark_estimator.checkpoint.random_state import random_state, set_random_state
+from spark_estimator.checkpoint.random_state import get_random_state, set_random_state
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, LabelError, not_finite, shown
+from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, LabelError, describe_fields, find_not_finite
 from spark_estimator.estimators.torch.losses import (
     Tensors,
     TorchParts,
+    call_model,
     check_by_row,
+    compute_loss,
     is_from_torch,
-    loss_of,
-    outputs_of,
-    shaped,
+    reshape_labels,
 )
-from spark_estimator.estimators.torch.trainer import tensor_of
+from spark_estimator.estimators.torch.trainer import to_tensor
 
 
 class ModuleTrial:
@@ -35,12 +35,12 @@ class ModuleTrial:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self.floating = floating_type(model)
+        self.floating = get_floating_type(model)
         self.takes = f"{type(model).__name__}.forward"
 
-    def positional(self) -> tuple[int, float]:
+    def count_positional(self) -> tuple[int, float]:
         """See `shapes.Trial.count_positional`."""
-        return inputs_taken(self._model)
+        return count_inputs(self._model)
 
 
 class TorchTrial(ModuleTrial):
@@ -52,18 +52,20 @@ class TorchTrial(ModuleTrial):
 
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
         """See `shapes.Trial.run`."""
-        tensors = first_tensors(rows, fields)
+        tensors = make_first_tensors(rows, fields)
         count = len(fields.inputs)
         labels = tensors[count : count + len(fields.labels)]
         weight = tensors[-1] if fields.weight else None
-        model = _copied(self._parts.model).cpu()
-        state = random_state()
+        model = _copy_model(self._parts.model).cpu()
+        state = get_random_state()
         try:
             model.train()
             if rows.num_rows == 1:
                 model.eval()  # batch norm raises an error for a single row
             try:
-                joint, outputs, targets = loss_of(self._parts, model, tensors[:count], labels, weight, rows.num_rows)
+                joint, outputs, targets = compute_loss(
+                    self._parts, model, tensors[:count], labels, weight, rows.num_rows
+                )
                 loss = joint.value
             except DataError:
                 raise
@@ -71,7 +73,7 @@ class TorchTrial(ModuleTrial):
                 if isinstance(error, RuntimeError):
                     _check_types(model, error)
                     _check_width(model, fields, error)
-                failing = _failing_labels(self._parts, model, tensors[:count], labels)
+                failing = _find_failing_labels(self._parts, model, tensors[:count], labels)
                 if failing:
                     raise LabelError(failing) from error
                 raise
@@ -89,37 +91,37 @@ class TorchTrial(ModuleTrial):
         if not math.isfinite(loss.item()):
             raise DataError(
                 f"the loss of the first {rows.num_rows} rows is {loss.item()}: "
-                f"{not_finite(rows, fields) or 'the model computes it so from finite numbers'}."
+                f"{find_not_finite(rows, fields) or 'the model computes it so from finite numbers'}."
             )
         widths = tuple(output.numel() // len(output) for output in outputs)
         if rows.num_rows > 2:
             model.eval()
             with torch.no_grad():
-                fewer = outputs_of(model, [tensor[:-1] for tensor in tensors[:count]])
+                fewer = call_model(model, [tensor[:-1] for tensor in tensors[:count]])
             for output, width, field in zip(fewer, widths, fields.labels, strict=True):
                 if output.numel() != width * (rows.num_rows - 1):
                     raise DataError(
                         f"the model's output for {field.name!r} has {width} values a row for {rows.num_rows} rows, and "
                         "another number for one row less: it mixes rows, as [rows] and [rows, 1] do when they are "
-                        f"added. {shown(fields)}{RESHAPE}"
+                        f"added. {describe_fields(fields)}{RESHAPE}"
                     )
         return widths
 
 
-def _failing_labels(parts: TorchParts, model: nn.Module, inputs: Tensors, labels: Tensors) -> dict[int, Exception]:
+def _find_failing_labels(parts: TorchParts, model: nn.Module, inputs: Tensors, labels: Tensors) -> dict[int, Exception]:
     """Return the errors of all losses that raise, by the number of the label; {}: the model does, or no loss."""
     try:
-        outputs = outputs_of(model, inputs)
+        outputs = call_model(model, inputs)
     except Exception:
         return {}
     failing: dict[int, Exception] = {}
-    for place, (loss, output, label) in enumerate(
-        zip(parts.losses, outputs, shaped(parts, outputs, labels), strict=True)
+    for number, (loss, output, label) in enumerate(
+        zip(parts.losses, outputs, reshape_labels(parts, outputs, labels), strict=True)
     ):
         try:
             loss(output, label)
         except Exception as error:
-            failing[place] = error
+            failing[number] = error
     return failing
 
 
@@ -150,7 +152,7 @@ def _check_width(model: nn.Module, fields: Fields, error: Exception) -> None:
         ) from error
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def _copy_model(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
@@ -183,9 +185,9 @@ def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor) -> None:
         raise DataError(f"the metric {name} returned {value!r:.60}, and not one number.") from error
 
 
-def first_tensors(rows: pyarrow.RecordBatch, fields: Fields) -> Tensors:
+def make_first_tensors(rows: pyarrow.RecordBatch, fields: Fields) -> Tensors:
     """Return [fields] the first rows, as a training would get them."""
-    return [tensor_of(matrix.copy(), field) for matrix, field in zip(fields.matrices(rows), fields.all, strict=True)]
+    return [to_tensor(matrix.copy(), field) for matrix, field in zip(fields.matrices(rows), fields.all, strict=True)]
 
 
 def _check_outputs(
@@ -207,7 +209,7 @@ def _check_outputs(
             check_by_row(loss, output.detach(), label)
 
 
-def inputs_taken(model: nn.Module) -> tuple[int, float]:
+def count_inputs(model: nn.Module) -> tuple[int, float]:
     """Return the least and the most positional arguments of ``forward``."""
     try:
         # torch.compile's wrapper takes any arguments.
@@ -226,7 +228,7 @@ def inputs_taken(model: nn.Module) -> tuple[int, float]:
     )
 
 
-def floating_type(model: nn.Module) -> str:
+def get_floating_type(model: nn.Module) -> str:
     """Return the type of the model's numbers: "float32" or "float64"."""
     for parameter in model.parameters():
         if parameter.dtype == torch.float64:

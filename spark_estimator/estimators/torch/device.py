@@ -14,16 +14,16 @@ from torch import nn
 
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DeviceError
-from spark_estimator.estimators.inference.devices import TaskGpu, described_task, gpu_of_task, set_variables
-from spark_estimator.log import logger
+from spark_estimator.estimators.inference.devices import TaskGpu, choose_gpu, describe_task, set_variables
+from spark_estimator.log import get_logger
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # CUDA's and cuBLAS' texts for a device without free memory; PyTorch has a class for the first of them only.
 _FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
-def device_of_task(choice: str) -> torch.device:
+def choose_device(choice: str) -> torch.device:
     """Return the device to predict on in this process.
 
     Args:
@@ -32,16 +32,16 @@ def device_of_task(choice: str) -> torch.device:
     Raises:
         DeviceError: "cuda", and PyTorch sees no GPU here, or not the one that Spark gave the task.
     """
-    gpu = gpu_of_task(choice)
+    gpu = choose_gpu(choice)
     if gpu is None:
         return torch.device("cpu")
     if not torch.cuda.is_initialized():
         set_variables(gpu, os.environ)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = gpu.index(os.environ.get("CUDA_VISIBLE_DEVICES"), count, _uuid)
+    index = gpu.find_index(os.environ.get("CUDA_VISIBLE_DEVICES"), count, _get_uuid)
     if index is not None:
         return torch.device("cuda", index)
-    problem = _problem(gpu, count)
+    problem = _describe_problem(gpu, count)
     if choice == "cuda" or count:
         raise DeviceError(problem)
     _warn(problem)
@@ -54,12 +54,12 @@ def _warn(problem: str) -> None:
     _log.warning("%s It predicts on the CPU.", problem)
 
 
-def _uuid(index: int) -> str:
+def _get_uuid(index: int) -> str:
     return str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
 
 
-def _problem(gpu: TaskGpu, count: int) -> str:
-    task = described_task()
+def _describe_problem(gpu: TaskGpu, count: int) -> str:
+    task = describe_task()
     if not count:
         version = torch.version.cuda
         built = f"PyTorch {torch.__version__} was built {f'for CUDA {version}' if version else 'without CUDA'}"
@@ -75,23 +75,23 @@ def _problem(gpu: TaskGpu, count: int) -> str:
     )
 
 
-def device_of(model: nn.Module) -> torch.device:
+def get_device(model: nn.Module) -> torch.device:
     """Return the device of a model's numbers: the CPU for a model that has none."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
 
 
-def moved(model: nn.Module, device: torch.device) -> nn.Module:
+def move_model(model: nn.Module, device: torch.device) -> nn.Module:
     """Return the model, moved to the device. The memory of the GPU that it leaves is free for other tasks.
 
     Raises:
         DeviceError: the GPU has not enough memory.
     """
-    left = device_of(model)
+    left = get_device(model)
     if left == device:
         return model
-    with memory_errors_named(device, "put the model there"):
+    with name_memory_errors(device, "put the model there"):
         model = model.to(device)
     if left.type == "cuda":
         with torch.cuda.device(left):
@@ -99,14 +99,14 @@ def moved(model: nn.Module, device: torch.device) -> nn.Module:
     return model
 
 
-def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def move_tensor(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor in host memory on the device; the copy may still run, and later work of the stream waits for
     it.
     """
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def host_array(output: torch.Tensor) -> Array:
+def to_host_array(output: torch.Tensor) -> Array:
     """Return an output as an array of float32, or of float64 if float32 would lose something.
 
     On a GPU, the array has its values after `wait_for` only.
@@ -125,7 +125,7 @@ def wait_for(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def predicting(device: torch.device, precision: str | None, rows: int) -> Iterator[None]:
+def use_inference_mode(device: torch.device, precision: str | None, rows: int) -> Iterator[None]:
     """Call a model, inside the context, without gradients, and in mixed precision on request.
 
     Args:
@@ -139,12 +139,12 @@ def predicting(device: torch.device, precision: str | None, rows: int) -> Iterat
     cast: Any = contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
     # Pinned memory belongs to the current device's context, which takes memory there.
     current: Any = contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device)
-    with memory_errors_named(device, f"call the model with {rows} rows"), current, torch.inference_mode(), cast:
+    with name_memory_errors(device, f"call the model with {rows} rows"), current, torch.inference_mode(), cast:
         yield
 
 
 @contextlib.contextmanager
-def memory_errors_named(device: torch.device, work: str) -> Iterator[None]:
+def name_memory_errors(device: torch.device, work: str) -> Iterator[None]:
     """Replace PyTorch's error of a full GPU.
 
     Args:
@@ -159,18 +159,20 @@ def memory_errors_named(device: torch.device, work: str) -> Iterator[None]:
         if device.type == "cpu" or not any(text in str(error) for text in _FULL):
             raise
         raise DeviceError(
-            f"{described_task()} could not {work}: {device}{_usage(device)} has not enough memory. Tasks that share a "
-            "GPU each keep a model there: give fewer tasks a GPU (a larger spark.task.resource.gpu.amount), set a "
-            "smaller batch_size (setBatchSize) or inference_precision='bf16', or predict on the CPU "
+            f"{describe_task()} could not {work}: {device}{_describe_usage(device)} has not enough memory. Tasks that "
+            "share a GPU each keep a model there: give fewer tasks a GPU (a larger spark.task.resource.gpu.amount), "
+            "set a smaller batch_size (setBatchSize) or inference_precision='bf16', or predict on the CPU "
             f"(setInferenceDevice('cpu')). PyTorch: {error}"
         ) from error
 
 
-def _usage(device: torch.device) -> str:
+def _describe_usage(device: torch.device) -> str:
     try:
         free, total = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device)
+        reserved = torch.cuda.memory_reserved(device)
     except RuntimeError:
         return ""
     name = torch.cuda.get_device_name(device)
-    return f" ({name}, {free / 2**20:.0f} of {total / 2**20:.0f} MiB free, {held / 2**20:.0f} MiB held by this task)"
+    return (
+        f" ({name}, {free / 2**20:.0f} of {total / 2**20:.0f} MiB free, {reserved / 2**20:.0f} MiB held by this task)"
+    )

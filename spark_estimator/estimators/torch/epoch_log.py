@@ -17,7 +17,7 @@ _STAGES = {"train": "train", "validation": "val"}
 
 
 @contextlib.contextmanager
-def epoch_log(spec: TrainSpec, rank: Callable[[], int]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def open_log(spec: TrainSpec, rank: Callable[[], int]) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Yield a function that logs an entry of the history: ``train/loss``, ``val/loss``, ``train/group_0_y:0``, ...
 
     It does nothing except on rank 0, with a store that keeps runs, where TensorBoard is installed. Files are in
@@ -35,12 +35,12 @@ def epoch_log(spec: TrainSpec, rank: Callable[[], int]) -> Iterator[Callable[[Ma
         log: Callable[[Mapping[str, Any]], None] | None = None
         is_lost = False
 
-        def of_first_rank(entry: Mapping[str, Any]) -> None:
+        def log_on_first_rank(entry: Mapping[str, Any]) -> None:
             nonlocal log, is_lost
             if is_lost or rank() != 0 or importlib.util.find_spec("tensorboard") is None:
                 return
             try:
-                log = log or until_closed.enter_context(_written(spec, store))
+                log = log or until_closed.enter_context(_open_writer(spec, store))
                 log(entry)
             except Exception as error:  # each kind of store has its own
                 is_lost = True
@@ -49,11 +49,11 @@ def epoch_log(spec: TrainSpec, rank: Callable[[], int]) -> Iterator[Callable[[Ma
                     f"{store.get_logs_path(spec.run_id)}: {type(error).__name__}: {error}. The training continues."
                 )
 
-        yield of_first_rank
+        yield log_on_first_rank
 
 
 @contextlib.contextmanager
-def _written(spec: TrainSpec, store: FilesystemStore) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def _open_writer(spec: TrainSpec, store: FilesystemStore) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     from torch.utils.tensorboard import SummaryWriter
 
     sync = store.sync_fn(spec.run_id)

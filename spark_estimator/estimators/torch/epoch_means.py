@@ -8,7 +8,7 @@ import torch
 
 import spark_estimator.torch as hvd
 from spark_estimator.estimators.torch.losses import JointLoss, Tensors, TorchParts
-from spark_estimator.estimators.torch.metric_names import by_group, by_name
+from spark_estimator.estimators.torch.metric_names import group_values, key_by_name
 
 
 class EpochMeans:
@@ -35,11 +35,11 @@ class EpochMeans:
         self.sums.zero_()
         self._rows, self._loss = 0, 0.0
 
-    def taken(self, sums: torch.Tensor) -> None:
+    def restore(self, sums: torch.Tensor) -> None:
         """Restore the sums of rows that were counted before."""
         self.sums.zero_()
         self.sums[: len(sums)] = sums  # an earlier version kept fewer
-        self._rows, self._loss = int(sums[0]), self._mean(self.sums) * float(sums[0])
+        self._rows, self._loss = int(sums[0]), self._compute_mean(self.sums) * float(sums[0])
 
     @property
     def rows(self) -> int:
@@ -76,24 +76,24 @@ class EpochMeans:
                 self.sums[start] += of_label.share * float(of_label.value)
                 self.sums[start + 1] += of_label.divisor
 
-    def averages(self) -> dict[str, Any]:
+    def compute_averages(self) -> dict[str, Any]:
         """Return the means over the rows of all ranks. A collective."""
         total = hvd.allreduce(self.sums, op=hvd.Sum, name="averages of an epoch")
         means = (total[2:] / total[0]).tolist()
-        result, place = [], 0
+        result, start = [], 0
         for group in self._parts.metrics:
-            result.append(means[place : place + len(group)])
-            place += len(group)
-        return results_of(self._mean(total), result, self._parts)
+            result.append(means[start : start + len(group)])
+            start += len(group)
+        return make_results(self._compute_mean(total), result, self._parts)
 
-    def _mean(self, sums: torch.Tensor) -> float:
+    def _compute_mean(self, sums: torch.Tensor) -> float:
         """Return the loss."""
         of_labels = sums[2 + self._metrics :].reshape(-1, 2)
         by_label = sum(float(loss / divisor) for loss, divisor in of_labels if divisor)
         return float(sums[1] / sums[0]) + by_label if sums[0] else by_label
 
 
-def results_of(loss: float, metrics: list[list[float]], parts: TorchParts) -> dict[str, Any]:
+def make_results(loss: float, metrics: list[list[float]], parts: TorchParts) -> dict[str, Any]:
     """Return a part of a history's entry: Horovod's ``loss`` and ``all_metrics``, and the metrics by name if there
     are any.
 
@@ -101,11 +101,11 @@ def results_of(loss: float, metrics: list[list[float]], parts: TorchParts) -> di
         metrics: [labels][metrics] values.
         parts: have the names of both.
     """
-    named = by_name(parts.metric_names, metrics)
-    return {"loss": loss, "all_metrics": by_group(parts.labels, metrics), **({"metrics": named} if named else {})}
+    named = key_by_name(parts.metric_names, metrics)
+    return {"loss": loss, "all_metrics": group_values(parts.labels, metrics), **({"metrics": named} if named else {})}
 
 
-def total(numbers: list[float]) -> list[float]:
+def sum_over_ranks(numbers: list[float]) -> list[float]:
     """Return their sums over all ranks, place by place. A collective."""
     sums = hvd.allreduce(torch.tensor(numbers, dtype=torch.float64), op=hvd.Sum, name="what losses divide by")
     return [float(value) for value in sums]

@@ -11,23 +11,23 @@ import torch
 from torch import nn
 
 from spark_estimator.estimators.estimator import TableEstimator
-from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
-from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.inference.prediction_columns import OutputKind, get_output_kind
+from spark_estimator.estimators.params import add_params
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
-from spark_estimator.estimators.torch.identity import digest_of
+from spark_estimator.estimators.torch.identity import compute_digest
 from spark_estimator.estimators.torch.keywords import TorchEstimatorKeywords
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.model import TorchModel
 from spark_estimator.estimators.torch.params import ESTIMATOR
-from spark_estimator.estimators.torch.parts import parts_of
+from spark_estimator.estimators.torch.parts import make_parts
 from spark_estimator.estimators.torch.training import train
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 
 
-@with_params(ESTIMATOR)
+@add_params(ESTIMATOR)
 class TorchEstimator(TorchEstimatorKeywords, TorchFiles, TableEstimator[TorchModel]):
     """Trains a PyTorch model on the rows of a DataFrame: ``model = TorchEstimator(...).fit(df)``.
 
@@ -52,8 +52,8 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, TableEstimator[TorchMod
         *("callbacks", "train_minibatch_fn", "decoders", "transformation_fn"),
     )
 
-    def _training(self) -> _TorchTraining:
-        parts, labels = parts_of(self._value)
+    def _make_training(self) -> _TorchTraining:
+        parts, labels = make_parts(self._value)
         advice.warn_of_metrics(parts)
         advice.warn_of_schedule(parts.scheduler, self._value("epochs"))
         return _TorchTraining(parts, labels)
@@ -70,15 +70,15 @@ class _TorchTraining:
         self.state_bytes = sum(
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )
-        self.output_kinds: Sequence[OutputKind] = [output_kind_of(loss) for loss in parts.losses]
+        self.output_kinds: Sequence[OutputKind] = [get_output_kind(loss) for loss in parts.losses]
         self.trial: Trial = TorchTrial(parts)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
-    def digest(self) -> str:
+    def compute_digest(self) -> str:
         """See `estimator.FrameworkTraining.compute_digest`."""
-        return digest_of(self.framework.model)
+        return compute_digest(self.framework.model)
 
-    def trained(self, state: bytes) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    def load_trained(self, state: bytes) -> tuple[nn.Module, torch.optim.Optimizer | None]:
         """See `estimator.FrameworkTraining.load_trained`: on the CPU, ready to predict."""
         content = torch.load(io.BytesIO(state), weights_only=True)
         module: nn.Module

@@ -22,8 +22,8 @@ from spark_estimator.estimators.persistence import estimator_files
 from spark_estimator.estimators.persistence.folders import is_trusted
 from spark_estimator.estimators.persistence.horovod_files import HorovodFile
 from spark_estimator.estimators.persistence.manifest import Manifest
-from spark_estimator.estimators.persistence.remote_folders import readable_folder
-from spark_estimator.estimators.torch.reading import RefusedObjectsError, module_of, read
+from spark_estimator.estimators.persistence.remote_folders import open_folder
+from spark_estimator.estimators.torch.reading import RefusedObjectsError, load_module, read
 from spark_estimator.torch.sending import prepare_to_send
 
 if TYPE_CHECKING:
@@ -61,24 +61,24 @@ class TorchFiles:
                 from it.
         """
         result: Any = cls
-        with readable_folder(path) as folder:
-            saved = HorovodFile.at(folder)
+        with open_folder(path) as folder:
+            saved = HorovodFile.read(folder)
             if saved is not None:
-                return cls._of_horovod(saved, trust=trust)
+                return cls._from_horovod(saved, trust=trust)
             loaded: Self = estimator_files.load(
                 result, folder, cls._objects, lambda manifest: _read(manifest, trust), trust=trust
             )
         return loaded
 
     @classmethod
-    def _of_horovod(cls, saved: HorovodFile, *, trust: bool) -> Self:
+    def _from_horovod(cls, saved: HorovodFile, *, trust: bool) -> Self:
         """Return an estimator that Horovod has saved."""
         kind: Any = cls
-        values = saved.values("TorchEstimator", trust=trust)
+        values = saved.load_values("TorchEstimator", trust=trust)
         if "model" in values:
-            values["model"] = module_of(values["model"])
-        known = {row.name for row in kind._rows}
-        estimator: Any = kind(**{name: value for name, value in values.items() if name in known})
+            values["model"] = load_module(values["model"])
+        names = {row.name for row in kind._rows}
+        estimator: Any = kind(**{name: value for name, value in values.items() if name in names})
         estimator._set(**{name: value for name, value in values.items() if name in kind._ineffective})
         estimator._resetUid(saved.uid)
         loaded: Self = estimator
@@ -92,7 +92,7 @@ def _dump(objects: dict[str, Any], folder: Path) -> None:
 
 def _read(manifest: Manifest, trust: bool) -> Any:
     try:
-        return read(manifest.file("objects.pt"), _known(), trust=is_trusted(trust))
+        return read(manifest.check_file("objects.pt"), _list_known(), trust=is_trusted(trust))
     except RefusedObjectsError as error:
         raise DataError(
             f"{manifest.folder}: its model, losses or functions aren't PyTorch's own, and loading them could run any "
@@ -100,18 +100,18 @@ def _read(manifest: Manifest, trust: bool) -> Any:
         ) from error
 
 
-def _known() -> list[Any]:
+def _list_known() -> list[Any]:
     """Return classes whose objects only hold values from the file, and functions that only compute."""
 
-    def classes(module: Any, base: type) -> list[type]:
+    def find_classes(module: Any, base: type) -> list[type]:
         return [item for _, item in inspect.getmembers(module, inspect.isclass) if issubclass(item, base)]
 
     schedulers = torch.optim.lr_scheduler
     functions = [value for name, value in vars(nn.functional).items() if name.endswith(("loss", "cross_entropy"))]
     return [
-        *classes(nn, nn.Module),
-        *classes(torch.optim, torch.optim.Optimizer),
-        *classes(schedulers, schedulers.LRScheduler),
+        *find_classes(nn, nn.Module),
+        *find_classes(torch.optim, torch.optim.Optimizer),
+        *find_classes(schedulers, schedulers.LRScheduler),
         *(candidate for candidate in functions if getattr(candidate, "__module__", "") == "torch.nn.functional"),
         defaultdict,
         dict,

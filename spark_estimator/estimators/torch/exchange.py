@@ -26,7 +26,7 @@ def check_exchange(compression: Any, sync: str) -> None:
             raise ValueError(f"gradient_compression: {error}") from None
 
 
-def local_options(compression: Any, inner_steps: int) -> dict[str, Any]:
+def make_local_options(compression: Any, inner_steps: int) -> dict[str, Any]:
     """Return the keywords of `hvd.LocalSGD` and `hvd.DiLoCo` for an estimator's parameters."""
     options: dict[str, Any] = {"inner_steps": inner_steps}
     if compression is not None:
@@ -36,7 +36,7 @@ def local_options(compression: Any, inner_steps: int) -> dict[str, Any]:
     return options
 
 
-def exchanging(parts: TorchParts, model: nn.Module, passes: int) -> Any:
+def wrap_optimizer(parts: TorchParts, model: nn.Module, passes: int) -> Any:
     """Return the optimizer, wrapped to exchange gradients or parameters as `parts` require.
 
     Args:
@@ -52,4 +52,4 @@ def exchanging(parts: TorchParts, model: nn.Module, passes: int) -> Any:
             backward_passes_per_step=passes,
         )
     wrap = hvd.DiLoCo if parts.sync == "diloco" else hvd.LocalSGD
-    return wrap(parts.optimizer, named, **local_options(parts.compression, parts.inner_steps))
+    return wrap(parts.optimizer, named, **make_local_options(parts.compression, parts.inner_steps))

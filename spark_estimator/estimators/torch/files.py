@@ -38,9 +38,9 @@ def load(
 ) -> _Model:
     """See `TorchModel.load`."""
     manifest = Manifest(folder, kind.__name__)
-    filled = _architecture(manifest, is_trusted(trust)) if module is None else copy.deepcopy(module)
+    filled = _load_architecture(manifest, is_trusted(trust)) if module is None else copy.deepcopy(module)
     _fill(filled, manifest, assign=module is None)
-    return model_files.loaded(manifest, kind, filled.eval(), decoders, trust=trust)
+    return model_files.load(manifest, kind, filled.eval(), decoders, trust=trust)
 
 
 def _fill(module: nn.Module, manifest: Manifest, *, assign: bool) -> None:
@@ -50,7 +50,7 @@ def _fill(module: nn.Module, manifest: Manifest, *, assign: bool) -> None:
         assign: the tensors of the module are replaced, also by tensors of another dtype; False: the values are
             copied into them.
     """
-    file = manifest.file("weights.pt")
+    file = manifest.check_file("weights.pt")
     try:
         weights = read(file)
     except RefusedObjectsError as error:
@@ -78,7 +78,7 @@ def write(model: TableModel, module: nn.Module, folder: Path) -> None:
     try:
         # cloudpickle writes classes of a notebook's cells, or of a function, into the file; pickle would only name
         # them.
-        torch.save(_without_numbers(trained), folder / "module.pt", pickle_module=cloudpickle)
+        torch.save(_drop_numbers(trained), folder / "module.pt", pickle_module=cloudpickle)
     except Exception as error:
         # The numbers are there: it can be loaded into a module.
         (folder / "module.pt").unlink(missing_ok=True)
@@ -86,31 +86,33 @@ def write(model: TableModel, module: nn.Module, folder: Path) -> None:
     write_manifest(folder, model, manifest)
 
 
-def _without_numbers(module: nn.Module) -> nn.Module:
+def _drop_numbers(module: nn.Module) -> nn.Module:
     """Return the module, changed in place: all that ``weights.pt`` has is left out; buffers that are not in it are
     kept.
     """
-    kept = [
+    buffers = [
         (name, buffer, part._buffers[buffer])
         for name, part in module.named_modules()
         for buffer in part._non_persistent_buffers_set
     ]
     bare = module.to("meta")
-    for name, buffer, value in kept:
+    for name, buffer, value in buffers:
         bare.get_submodule(name)._buffers[buffer] = value
     return bare
 
 
-def _architecture(manifest: Manifest, trust: bool) -> nn.Module:
+def _load_architecture(manifest: Manifest, trust: bool) -> nn.Module:
     if not manifest.has("module.pt"):
-        why = manifest.file("module.missing").read_text(encoding="utf-8") if manifest.has("module.missing") else ""
-        raise DataError(
-            f"{manifest.folder} contains no architecture ({why}). Pass model=... with the same architecture."
+        reason = (
+            manifest.check_file("module.missing").read_text(encoding="utf-8") if manifest.has("module.missing") else ""
         )
-    file = manifest.file("module.pt")
-    known = [item for _, item in inspect.getmembers(nn, inspect.isclass) if issubclass(item, nn.Module)]
+        raise DataError(
+            f"{manifest.folder} contains no architecture ({reason}). Pass model=... with the same architecture."
+        )
+    file = manifest.check_file("module.pt")
+    classes = [item for _, item in inspect.getmembers(nn, inspect.isclass) if issubclass(item, nn.Module)]
     try:
-        loaded = read(file, [*known, set], trust=trust)
+        loaded = read(file, [*classes, set], trust=trust)
     except RefusedObjectsError as error:
         raise DataError(
             f"{manifest.folder}: its architecture uses classes other than torch.nn's own, and loading them could run "

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from spark_estimator.estimators.persistence.run_identity import Identity, name_of, of_rows_and_parameters
+from spark_estimator.estimators.persistence.run_identity import Identity, get_name, make_base_identity
 from spark_estimator.estimators.train_spec import TrainSpec
 
 
-def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
+def make_identity(spec: TrainSpec, checksums: list[int]) -> Identity:
     """Return the identity of a training: its rows, its model, and the parameters that steer it.
 
     Args:
@@ -22,30 +22,30 @@ def identity_of(spec: TrainSpec, checksums: list[int]) -> Identity:
     parts = spec.framework
     groups = [len(group["params"]) for group in parts.optimizer.param_groups]
     return {
-        **of_rows_and_parameters(spec, checksums),
-        **of_module(parts.model),
+        **make_base_identity(spec, checksums),
+        **describe_module(parts.model),
         "optimizer": [
-            f"{name_of(parts.optimizer)} of {groups} parameters",
-            *(line for group in parts.optimizer.param_groups for line in _settings_lines(group)),
+            f"{get_name(parts.optimizer)} of {groups} parameters",
+            *(line for group in parts.optimizer.param_groups for line in _describe_settings(group)),
         ],
-        "lr_scheduler": [name_of(parts.scheduler)],
+        "lr_scheduler": [get_name(parts.scheduler)],
         "loss": [
-            f"{share} {name_of(loss)}({', '.join(_settings_lines(_inside(loss)))})"
+            f"{share} {get_name(loss)}({', '.join(_describe_settings(_get_settings(loss)))})"
             for share, loss in zip(parts.loss_weights, parts.losses, strict=True)
         ],
         "steps": [
             f"mixed_precision={parts.precision}",
-            f"gradient_compression={name_of(parts.compression)}",
-            f"train_minibatch_fn={name_of(parts.minibatch)}",
+            f"gradient_compression={get_name(parts.compression)}",
+            f"train_minibatch_fn={get_name(parts.minibatch)}",
             *parts.settings,
         ],
     }
 
 
-def of_module(model: Any) -> Identity:
+def describe_module(model: Any) -> Identity:
     """Return the modules that a model is made of, and the shapes of its numbers."""
     return {
-        "model": [f"{name or 'the model'} of class {name_of(module)}" for name, module in model.named_modules()],
+        "model": [f"{name or 'the model'} of class {get_name(module)}" for name, module in model.named_modules()],
         "model's numbers": [
             f"{name} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
             for name, value in model.state_dict().items()
@@ -54,7 +54,7 @@ def of_module(model: Any) -> Identity:
     }
 
 
-def digest_of(model: nn.Module) -> str:
+def compute_digest(model: nn.Module) -> str:
     """Return a digest of the model's numbers: the same for the same numbers."""
     digest = hashlib.blake2b(digest_size=16)
     for name, value in model.state_dict().items():
@@ -64,16 +64,16 @@ def digest_of(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _setting_text(value: Any) -> str:
+def _describe_setting(value: Any) -> str:
     """Return a setting's value, the same in each process: a tensor's by its numbers, an object's by its class."""
     if hasattr(value, "detach"):
         return str(value.detach().cpu().tolist())
     if value is None or isinstance(value, (bool, int, float, str, tuple, list)):
         return repr(value)
-    return name_of(value)
+    return get_name(value)
 
 
-def _inside(loss: Any) -> dict[str, Any]:
+def _get_settings(loss: Any) -> dict[str, Any]:
     if isinstance(loss, functools.partial):
         return {**loss.keywords, "arguments": loss.args, "of": loss.func}
     if not hasattr(loss, "_buffers"):
@@ -81,7 +81,7 @@ def _inside(loss: Any) -> dict[str, Any]:
     return {**{name: value for name, value in vars(loss).items() if not name.startswith("_")}, **loss._buffers}
 
 
-def _settings_lines(of: dict[str, Any]) -> list[str]:
+def _describe_settings(of: dict[str, Any]) -> list[str]:
     """Return ``name=value`` in the order of names, without the parameters themselves and what no number depends on."""
     settings = sorted((name, value) for name, value in of.items() if name not in ("params", "training"))
-    return [f"{name}={_setting_text(value)}" for name, value in settings]
+    return [f"{name}={_describe_setting(value)}" for name, value in settings]

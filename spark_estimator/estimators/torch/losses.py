@@ -19,8 +19,8 @@ from torch import nn
 
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.rows.shapes import class_error
-from spark_estimator.estimators.torch.metric_names import names_of
+from spark_estimator.estimators.rows.shapes import make_class_error
+from spark_estimator.estimators.torch.metric_names import name_metrics
 
 Tensors = list[torch.Tensor]
 #: Adds up lists of numbers over all ranks, element by element.
@@ -91,7 +91,7 @@ class TorchParts:
 
     def __post_init__(self) -> None:
         if not self.metric_names:
-            object.__setattr__(self, "metric_names", names_of(self.metrics, self.labels))
+            object.__setattr__(self, "metric_names", name_metrics(self.metrics, self.labels))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class JointLoss:
     labels: Sequence[LabelLoss] = ()
 
 
-def loss_of(
+def compute_loss(
     parts: TorchParts,
     model: nn.Module,
     inputs: Tensors,
@@ -143,7 +143,7 @@ def loss_of(
     """
     with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=parts.precision is not None):
         try:
-            outputs = outputs_of(model, inputs)
+            outputs = call_model(model, inputs)
         except ValueError as error:
             if len(inputs[0]) > 1 or "more than 1 value per channel" not in str(error):
                 raise
@@ -153,8 +153,8 @@ def loss_of(
             ) from error
     if parts.precision is not None:  # losses and metrics are computed in full
         outputs = [output.float() if output.dtype == torch.bfloat16 else output for output in outputs]
-    labels = shaped(parts, outputs, labels)
-    return joint_loss(parts, outputs, labels, weights, rows, total), outputs, labels
+    labels = reshape_labels(parts, outputs, labels)
+    return compute_joint_loss(parts, outputs, labels, weights, rows, total), outputs, labels
 
 
 def _check_classes(parts: TorchParts, outputs: Tensors, labels: Tensors, error: Exception) -> None:
@@ -166,10 +166,10 @@ def _check_classes(parts: TorchParts, outputs: Tensors, labels: Tensors, error: 
         classes = output.shape[1]
         wrong = label[((label < 0) | (label >= classes)) & (label != loss.ignore_index)]
         if wrong.numel():
-            raise class_error(name, int(wrong.reshape(-1)[0]), classes) from error
+            raise make_class_error(name, int(wrong.reshape(-1)[0]), classes) from error
 
 
-def shaped(parts: TorchParts, outputs: Tensors, labels: Tensors) -> Tensors:
+def reshape_labels(parts: TorchParts, outputs: Tensors, labels: Tensors) -> Tensors:
     """Return [labels] in the shapes in which their losses want them.
 
     Raises:
@@ -180,12 +180,12 @@ def shaped(parts: TorchParts, outputs: Tensors, labels: Tensors) -> Tensors:
             f"the model returned {len(outputs)} tensors for {len(labels)} label columns: one each is needed."
         )
     return [
-        _shaped(label, output, parts.label_shapes[place] if parts.label_shapes else None)
-        for place, (label, output) in enumerate(zip(labels, outputs, strict=True))
+        _reshape(label, output, parts.label_shapes[number] if parts.label_shapes else None)
+        for number, (label, output) in enumerate(zip(labels, outputs, strict=True))
     ]
 
 
-def joint_loss(
+def compute_joint_loss(
     parts: TorchParts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
 ) -> JointLoss:
     """Return the weighted sum of the losses, so that over ranks the mean by rows is the loss of all rows together.
@@ -194,43 +194,44 @@ def joint_loss(
         DataError: a label is no class of the model's.
     """
     try:
-        return _joint_loss(parts, outputs, labels, weights, rows, total)
+        return _compute_joint_loss(parts, outputs, labels, weights, rows, total)
     except IndexError as error:
         _check_classes(parts, outputs, labels, error)
         raise
 
 
-def _joint_loss(
+def _compute_joint_loss(
     parts: TorchParts, outputs: Tensors, labels: Tensors, weights: torch.Tensor | None, rows: int, total: Total
 ) -> JointLoss:
-    by_class = divisors_of(parts, labels, weights, rows)
+    by_class = find_divisors(parts, labels, weights, rows)
     scales: dict[int, float] = {}
     if by_class:
         *sums, all_rows = total([*by_class.values(), float(rows)])
         # A batch of nothing but classes without weight has no loss.
         scales = {
-            place: all_rows / (max(rows, 1) * sum_) if sum_ else 0.0 for place, sum_ in zip(by_class, sums, strict=True)
+            number: all_rows / (max(rows, 1) * sum_) if sum_ else 0.0
+            for number, sum_ in zip(by_class, sums, strict=True)
         }
     loss_sum = torch.zeros((), device=outputs[0].device)
     of_labels = []
     terms = zip(parts.losses, parts.loss_weights, outputs, labels, strict=True)
-    for place, (loss, share, output, label) in enumerate(terms):
-        if place in scales:
-            sum_of_rows = _reduced(loss, "sum")(output, label)
-            value = sum_of_rows * scales[place]
-            of_labels.append(LabelLoss(share, sum_of_rows.detach(), by_class[place]))
+    for number, (loss, share, output, label) in enumerate(terms):
+        if number in scales:
+            sum_of_rows = _set_reduction(loss, "sum")(output, label)
+            value = sum_of_rows * scales[number]
+            of_labels.append(LabelLoss(share, sum_of_rows.detach(), by_class[number]))
         elif weights is None:
             value = loss(output, label)
             of_labels.append(LabelLoss(share, value.detach()))
         else:
-            by_row = _by_row(loss, loss_of_rows(loss)(output, label), len(weights))
+            by_row = _reduce_to_rows(loss, drop_reduction(loss)(output, label), len(weights))
             value = (by_row * weights.reshape(-1)).mean()
             of_labels.append(LabelLoss(share, value.detach()))
         loss_sum = loss_sum + share * value
     return JointLoss(loss_sum, of_labels)
 
 
-def divisors_of(parts: TorchParts, labels: Tensors, weights: torch.Tensor | None, rows: int) -> dict[int, float]:
+def find_divisors(parts: TorchParts, labels: Tensors, weights: torch.Tensor | None, rows: int) -> dict[int, float]:
     """Return {label's number: what its loss divides by} of a rank's rows, for the losses that do not divide by rows.
 
     Args:
@@ -238,13 +239,13 @@ def divisors_of(parts: TorchParts, labels: Tensors, weights: torch.Tensor | None
         rows: how many of the rows count: all, or none.
     """
     return {
-        place: _class_weights(loss, label) if rows else 0.0
-        for place, (loss, label) in enumerate(zip(parts.losses, labels, strict=True))
-        if weights is None and (divides_by_class(loss) or place in parts.leaving_out) and not label.is_floating_point()
+        number: _sum_class_weights(loss, label) if rows else 0.0
+        for number, (loss, label) in enumerate(zip(parts.losses, labels, strict=True))
+        if weights is None and (divides_by_class(loss) or number in parts.leaving_out) and not label.is_floating_point()
     }
 
 
-def known(loss: Any) -> Any:
+def to_module(loss: Any) -> Any:
     """Return the loss; as a module if it is a function, or a `functools.partial` of one, whose mean is over classes."""
     if inspect.isfunction(loss) and loss in _OF_CLASSES:
         return _OF_CLASSES[loss]()
@@ -259,7 +260,7 @@ def is_from_torch(loss: Any) -> bool:
     return isinstance(loss, nn.Module) and getattr(loss.forward, "__module__", "") == nn.modules.loss.__name__
 
 
-def reduction_of(loss: Any) -> Any:
+def get_reduction(loss: Any) -> Any:
     """Return how a loss of torch.nn, or a `functools.partial` of its functions, makes one number of its rows'."""
     if isinstance(loss, nn.modules.loss._Loss) and not is_from_torch(loss):
         return "mean"  # its reduction is that of a number inside of it
@@ -273,7 +274,7 @@ def check_reduction(loss: Any) -> None:
     Raises:
         ValueError: the text has its reduction.
     """
-    reduction = reduction_of(loss)
+    reduction = get_reduction(loss)
     if reduction not in ("mean", "batchmean"):
         raise ValueError(
             f"{loss!r} has reduction={reduction!r}; a loss has to be a mean over the rows of a batch, as the ranks' "
@@ -309,7 +310,7 @@ def _is_of_classes(loss: Any) -> bool:
     return isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and is_from_torch(loss)
 
 
-def _class_weights(loss: Any, label: torch.Tensor) -> float:
+def _sum_class_weights(loss: Any, label: torch.Tensor) -> float:
     """Return the divisor of the loss of a batch."""
     counted = label != loss.ignore_index
     if loss.weight is None:
@@ -317,7 +318,7 @@ def _class_weights(loss: Any, label: torch.Tensor) -> float:
     return float(loss.weight.to(label.device)[label[counted]].sum())
 
 
-def outputs_of(model: nn.Module, inputs: Tensors) -> Tensors:
+def call_model(model: nn.Module, inputs: Tensors) -> Tensors:
     """Return the model's outputs as a list.
 
     Raises:
@@ -346,9 +347,9 @@ def check_by_row(loss: Callable[..., Any], output: torch.Tensor, label: torch.Te
     """
     if is_from_torch(loss):
         return
-    mean, by_row = loss(output, label), loss_of_rows(loss)(output, label)
+    mean, by_row = loss(output, label), drop_reduction(loss)(output, label)
     is_by_row = by_row.numel() % len(label) == 0
-    total = _by_row(loss, by_row, len(label)).mean() if is_by_row else by_row.mean()
+    total = _reduce_to_rows(loss, by_row, len(label)).mean() if is_by_row else by_row.mean()
     if not is_by_row or not torch.allclose(total, mean, rtol=1e-3, equal_nan=True):
         raise DataError(
             f"sample_weight_col needs the loss of each row, but {loss!r} is {mean.item():.6g} for the first "
@@ -357,25 +358,25 @@ def check_by_row(loss: Callable[..., Any], output: torch.Tensor, label: torch.Te
         )
 
 
-def _by_row(loss: Any, values: torch.Tensor, rows: int) -> torch.Tensor:
+def _reduce_to_rows(loss: Any, values: torch.Tensor, rows: int) -> torch.Tensor:
     """Return [rows] the loss of each row, from a loss's values with reduction="none"."""
     values = values.reshape(rows, -1)
-    return values.sum(1) if reduction_of(loss) == "batchmean" else values.mean(1)
+    return values.sum(1) if get_reduction(loss) == "batchmean" else values.mean(1)
 
 
-def loss_of_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
+def drop_reduction(loss: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same loss without the mean over the rows.
 
     Raises:
         DataError: the loss has no keyword `reduction`.
     """
-    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        return _reduced(loss, "none")
+    if isinstance(loss, nn.Module) and hasattr(loss, "convert_reduction"):
+        return _set_reduction(loss, "none")
     try:
-        known = "reduction" in inspect.signature(loss).parameters
+        has_reduction = "reduction" in inspect.signature(loss).parameters
     except (TypeError, ValueError):
-        known = False
-    if not known:
+        has_reduction = False
+    if not has_reduction:
         raise DataError(
             f"sample_weight_col needs the loss of each row, but {loss!r} has no reduction that could be 'none': use a "
             "loss of torch.nn, or a function with the keyword reduction."
@@ -383,13 +384,13 @@ def loss_of_rows(loss: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(loss, reduction="none")
 
 
-def _reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
+def _set_reduction(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
     copied = copy.copy(loss)
-    setattr(copied, "reduction", reduction)  # noqa: B010  # torch declares modules' attributes otherwise
+    setattr(copied, "convert_reduction", reduction)  # noqa: B010  # torch declares modules' attributes otherwise
     return copied
 
 
-def _shaped(label: torch.Tensor, output: torch.Tensor, shape: Sequence[int] | None) -> torch.Tensor:
+def _reshape(label: torch.Tensor, output: torch.Tensor, shape: Sequence[int] | None) -> torch.Tensor:
     if shape is not None:
         return label.reshape(len(label), *shape[1:])
     return label.reshape(output.shape) if label.numel() == output.numel() else label

@@ -11,7 +11,7 @@ Metric = Callable[..., Any]
 _RESERVED = ("epoch", "loss")
 
 
-def grouped(metrics: Sequence[Any], labels: Sequence[str]) -> tuple[list[list[Metric]], list[list[str]]]:
+def group_metrics(metrics: Sequence[Any], labels: Sequence[str]) -> tuple[list[list[Metric]], list[list[str]]]:
     """Return the metrics of each label, and their names.
 
     Args:
@@ -42,7 +42,7 @@ def grouped(metrics: Sequence[Any], labels: Sequence[str]) -> tuple[list[list[Me
                     f"metrics[{number}] has {len(functions)} functions for {len(labels)} label columns; give one for "
                     "all columns, one per column, or a dict of functions for each column."
                 )
-        groups = [[functions[min(place, len(functions) - 1)] for functions in lists] for place in range(len(labels))]
+        groups = [[functions[min(index, len(functions) - 1)] for functions in lists] for index in range(len(labels))]
     else:
         groups = [list(metrics)] * len(labels)
     for group in groups:
@@ -51,10 +51,10 @@ def grouped(metrics: Sequence[Any], labels: Sequence[str]) -> tuple[list[list[Me
                 raise TypeError(f"the keys of a dict of metrics are their names; got {name!r}.")
     functions = [list(group.values() if isinstance(group, Mapping) else group) for group in groups]
     keys = [list(group) if isinstance(group, Mapping) else [None] * len(group) for group in groups]
-    return functions, names_of(functions, labels, keys)
+    return functions, name_metrics(functions, labels, keys)
 
 
-def names_of(
+def name_metrics(
     groups: Sequence[Sequence[Metric]], labels: Sequence[str] = (), keys: Sequence[Sequence[str | None]] = ()
 ) -> list[list[str]]:
     """Return names for metrics.
@@ -73,32 +73,32 @@ def names_of(
     """
     used = set(_RESERVED)
     result = []
-    for place, group in enumerate(groups):
-        prefix = "" if len(groups) == 1 else f"{labels[place] if labels else place}_"
+    for index, group in enumerate(groups):
+        prefix = "" if len(groups) == 1 else f"{labels[index] if labels else index}_"
         names = []
         for number, metric in enumerate(group):
-            key = keys[place][number] if keys else None
-            names.append(_unique(prefix + (key or _name_of(metric) or f"metric_{number + 1}"), used))
+            key = keys[index][number] if keys else None
+            names.append(_make_unique(prefix + (key or _find_name(metric) or f"metric_{number + 1}"), used))
         result.append(names)
     return result
 
 
-def by_group(labels: Sequence[str], values: Sequence[Sequence[float]]) -> list[dict[str, float]]:
+def group_values(labels: Sequence[str], values: Sequence[Sequence[float]]) -> list[dict[str, float]]:
     """Return [labels][metrics] values as Horovod's history has them: ``[{"group_0_y": 0.5, "group_0_z": 0.25},
     ...]``.
     """
     count = max(map(len, values), default=0)
     return [
         {
-            f"group_{number}_{labels[place] if labels else place}": of_label[number]
-            for place, of_label in enumerate(values)
+            f"group_{number}_{labels[index] if labels else index}": of_label[number]
+            for index, of_label in enumerate(values)
             if number < len(of_label)
         }
         for number in range(count)
     ]
 
 
-def by_name(names: Iterable[Sequence[str]], values: Iterable[Sequence[float]]) -> dict[str, float]:
+def key_by_name(names: Iterable[Sequence[str]], values: Iterable[Sequence[float]]) -> dict[str, float]:
     """Return [labels][metrics] values by their names."""
     return {
         name: value
@@ -107,7 +107,7 @@ def by_name(names: Iterable[Sequence[str]], values: Iterable[Sequence[float]]) -
     }
 
 
-def _name_of(metric: Metric) -> str | None:
+def _find_name(metric: Metric) -> str | None:
     """Return the metric's own name; None for a lambda."""
     while isinstance(metric, functools.partial) and not isinstance(getattr(metric, "name", None), str):
         metric = metric.func
@@ -118,7 +118,7 @@ def _name_of(metric: Metric) -> str | None:
     return type(metric).__name__
 
 
-def _unique(name: str, used: set[str]) -> str:
+def _make_unique(name: str, used: set[str]) -> str:
     """Return `name`, or the first of ``name_2``, ``name_3``... that is not in `used`, to which it is added."""
     result, number = name, 1
     while result in used:

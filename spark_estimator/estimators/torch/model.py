@@ -11,21 +11,21 @@ from torch import nn
 
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators import model
-from spark_estimator.estimators.inference.prediction_columns import OutputKind, output_kind_of
-from spark_estimator.estimators.params import MODEL_PARTS, with_params
+from spark_estimator.estimators.inference.prediction_columns import OutputKind, get_output_kind
+from spark_estimator.estimators.params import MODEL_PARTS, add_params
 from spark_estimator.estimators.persistence.horovod_files import HorovodFile
-from spark_estimator.estimators.persistence.remote_folders import readable_folder
+from spark_estimator.estimators.persistence.remote_folders import open_folder
 from spark_estimator.estimators.torch import files as torch_files
-from spark_estimator.estimators.torch.check import floating_type
+from spark_estimator.estimators.torch.check import get_floating_type
 from spark_estimator.estimators.torch.keywords import TorchModelKeywords
 from spark_estimator.estimators.torch.params import MODEL
 from spark_estimator.estimators.torch.predictor import TorchPredictor
-from spark_estimator.estimators.torch.reading import module_of
+from spark_estimator.estimators.torch.reading import load_module
 
 _Self = TypeVar("_Self", bound="TorchModel")
 
 
-@with_params(MODEL, MODEL_PARTS)
+@add_params(MODEL, MODEL_PARTS)
 class TorchModel(TorchModelKeywords, model.TableModel):
     """What `TorchEstimator.fit` returns: see `model.TableModel`. Its model is a `torch.nn.Module`."""
 
@@ -72,27 +72,27 @@ class TorchModel(TorchModelKeywords, model.TableModel):
             DataError: the folder is missing, damaged or of another version, or loading its architecture would run
                 code from it.
         """
-        with readable_folder(path) as folder:
-            saved = HorovodFile.at(folder)
+        with open_folder(path) as folder:
+            saved = HorovodFile.read(folder)
             if saved is not None:
-                return cls._of_horovod(saved, model, trust=trust)
+                return cls._from_horovod(saved, model, trust=trust)
             return torch_files.load(cls, folder, model, decoders, trust=trust)
 
     @classmethod
-    def _of_horovod(cls: type[_Self], saved: HorovodFile, model: nn.Module | None, *, trust: bool) -> _Self:
-        values = saved.values("TorchModel", trust=trust)
+    def _from_horovod(cls: type[_Self], saved: HorovodFile, model: nn.Module | None, *, trust: bool) -> _Self:
+        values = saved.load_values("TorchModel", trust=trust)
         if "outputCols" in values:
             values["output_cols"] = values.pop("outputCols")
         if isinstance(values.get("history"), Mapping):  # Lightning's: what was logged last
             values["history"] = [{"logged": dict(values["history"])}]
-        module = module_of(values["model"])
+        module = load_module(values["model"])
         if model is not None:
             filled = copy.deepcopy(model)
             filled.load_state_dict(module.state_dict())
             module = filled
         values["model"] = module.eval()
-        known = {row.name for row in cls._rows}
-        loaded = cls(**{name: value for name, value in values.items() if name in known})
+        names = {row.name for row in cls._rows}
+        loaded = cls(**{name: value for name, value in values.items() if name in names})
         loaded._resetUid(saved.uid)
         return loaded
 
@@ -104,7 +104,7 @@ class TorchModel(TorchModelKeywords, model.TableModel):
         rows at a time there are `transform` and `predict`. A subclass that overrides it has `transform` call its
         function for each row, with all columns of the DataFrame.
         """
-        encoder, widths, zone = self._encoder(self._inputs), self._outputs, self._known.zone
+        encoder, widths, zone = self._make_encoder(self._inputs), self._outputs, self._known.zone
 
         def predict(module: nn.Module, row: Any) -> Any:
             predictor = TorchPredictor(b"", encoder, widths, 1, zone=zone)
@@ -116,15 +116,15 @@ class TorchModel(TorchModelKeywords, model.TableModel):
 
     @property
     def _floating(self) -> str:
-        return floating_type(self._model)
+        return get_floating_type(self._model)
 
-    def _output_kinds_by_loss(self) -> Sequence[OutputKind] | None:
+    def _find_output_kinds(self) -> Sequence[OutputKind] | None:
         losses = self._value("loss") or []
         losses = list(losses) if isinstance(losses, (list, tuple)) else [losses]
         labels = self._value("label_columns") or []
-        return [output_kind_of(loss) for loss in (losses * len(labels) if len(losses) == 1 else losses)] or None
+        return [get_output_kind(loss) for loss in (losses * len(labels) if len(losses) == 1 else losses)] or None
 
-    def _predictor(self, encoder: RowEncoder) -> TorchPredictor:
+    def _make_predictor(self, encoder: RowEncoder) -> TorchPredictor:
         value = self._value
         options = {"device": value("inference_device"), "precision": value("inference_precision")}
         return TorchPredictor.of(self._model, encoder, self._widths, value("batch_size"), **options)

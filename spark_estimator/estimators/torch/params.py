@@ -22,11 +22,14 @@ TYPES: dict[str, tuple[str, str]] = {
 }
 
 
-def typed(rows: Sequence[Row], types: Mapping[str, tuple[str, str]]) -> tuple[Row, ...]:
+def set_types(rows: Sequence[Row], types: Mapping[str, tuple[str, str]]) -> tuple[Row, ...]:
     """Return the rows with a framework's types: (of the setter, of the getter) by name; and losses that are checked."""
     return tuple(
         replace(
-            row, type=types[row.name][0], returns=types[row.name][1], check=_losses if row.name == "loss" else row.check
+            row,
+            type=types[row.name][0],
+            returns=types[row.name][1],
+            check=_check_losses if row.name == "loss" else row.check,
         )
         if row.name in types
         else row
@@ -34,13 +37,13 @@ def typed(rows: Sequence[Row], types: Mapping[str, tuple[str, str]]) -> tuple[Ro
     )
 
 
-def _losses(name: str, value: Any) -> list[Any]:
+def _check_losses(name: str, value: Any) -> list[Any]:
     """Return a list of losses. One that is no mean is refused at once: in a Pipeline, `fit` is called after other
     stages.
     """
     from spark_estimator.estimators.torch.losses import check_reduction  # not before there is a loss
 
-    result = checks.listed(name, value)
+    result = checks.check_list(name, value)
     for loss in result:
         check_reduction(loss)
     return result
@@ -49,7 +52,7 @@ def _losses(name: str, value: Any) -> list[Any]:
 LOSS_CONSTRUCTORS = Row(
     "loss_constructors",
     None,
-    checks.listed,
+    checks.check_list,
     "functions that create the losses, instead of loss; Horovod's get the keyword model",
     f"{_LOSS} | Sequence[{_LOSS}] | None",
     f"list[{_LOSS}] | None",
@@ -60,7 +63,7 @@ LOCAL_STEPS = (
     Row(
         "sync",
         "allreduce",
-        checks.one_of("allreduce", "local_sgd", "diloco"),
+        checks.check_one_of("allreduce", "local_sgd", "diloco"),
         "what the processes exchange: 'allreduce': the gradients of each step; 'local_sgd' and 'diloco': parameters, "
         "every inner_steps steps, as spark_estimator.torch.LocalSGD and DiLoCo do, with the learning rate of one "
         "process",
@@ -69,21 +72,21 @@ LOCAL_STEPS = (
     Row(
         "inner_steps",
         32,
-        checks.whole(1),
+        checks.check_int(1),
         "with sync='local_sgd' or 'diloco': the number of steps between two exchanges",
         "int",
     ),
 )
 
 ESTIMATOR = (
-    *typed(params.SHARED, TYPES),
+    *set_types(params.SHARED, TYPES),
     *params.PREDICTING,
     *params.INFERENCE,
     params.LEARNING_RATE,
     Row(
         "lr_scheduler",
         None,
-        checks.anything,
+        checks.accept,
         "a scheduler of the optimizer, stepped after each epoch and not after each batch: total_steps and T_max are "
         "numbers of epochs; None: none",
         "LRScheduler | None",
@@ -92,7 +95,7 @@ ESTIMATOR = (
     Row(
         "callbacks",
         [],
-        checks.listed,
+        checks.check_list,
         "objects with the methods of spark_estimator.estimators.torch.callbacks.Callback, called on every rank",
         "Any",
         "list[Any]",
@@ -100,7 +103,7 @@ ESTIMATOR = (
     Row(
         "train_minibatch_fn",
         None,
-        checks.anything,
+        checks.accept,
         "a custom training step: (model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights) -> "
         "(outputs, loss); None: the built-in step",
         f"{_LOSS} | None",
@@ -110,7 +113,7 @@ ESTIMATOR = (
     Row(
         "mixed_precision",
         None,
-        checks.precision,
+        checks.check_precision,
         "'bf16': run forward passes under autocast; None: full precision",
         "str | None",
     ),
@@ -120,15 +123,15 @@ MODEL = (
     params.HISTORY,
     *params.MODEL,
     *params.INFERENCE,
-    Row("optimizer", None, checks.anything, "an optimizer of the model's parameters", saved=False),
+    Row("optimizer", None, checks.accept, "an optimizer of the model's parameters", saved=False),
     Row(
         "input_shapes",
         None,
-        checks.shapes,
+        checks.check_shapes,
         "the shapes of the inputs, each starting with -1 for the batch",
         "Sequence[Sequence[int]] | None",
         "list[list[int]] | None",
     ),
-    Row("loss", None, checks.anything, "the losses of the training", saved=False),
-    Row("loss_constructors", None, checks.anything, "functions that create the losses of the training", saved=False),
+    Row("loss", None, checks.accept, "the losses of the training", saved=False),
+    Row("loss_constructors", None, checks.accept, "functions that create the losses of the training", saved=False),
 )

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from spark_estimator.estimators.checks import described, labels_of
+from spark_estimator.estimators.checks import check_labels, describe_value
 from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.exchange import check_exchange
-from spark_estimator.estimators.torch.losses import TorchParts, check_reduction, divides_by_class, known
-from spark_estimator.estimators.torch.metric_names import grouped
+from spark_estimator.estimators.torch.losses import TorchParts, check_reduction, divides_by_class, to_module
+from spark_estimator.estimators.torch.metric_names import group_metrics
 from spark_estimator.torch.sending import prepare_to_send
 
 
@@ -29,7 +29,7 @@ def check_callable(name: str, function: Any) -> None:
         raise TypeError(f"{name} contains the class {function.__name__}; pass an instance: {function.__name__}().")
     if not callable(function):
         raise TypeError(
-            f"{name} must contain functions of (output, label) or torch.nn modules; got {described(function)}."
+            f"{name} must contain functions of (output, label) or torch.nn modules; got {describe_value(function)}."
         )
 
 
@@ -73,7 +73,7 @@ def accumulates(minibatch: Callable[..., Any]) -> bool:
     )
 
 
-def _constructed(make: Callable[..., Any], model: nn.Module) -> Any:
+def _construct_loss(make: Callable[..., Any], model: nn.Module) -> Any:
     """Return the loss that a function of `loss_constructors` makes. Horovod's functions take keywords, `model` among
     them.
     """
@@ -85,7 +85,7 @@ def _constructed(make: Callable[..., Any], model: nn.Module) -> Any:
     return make(model=model) if takes_any or "model" in parameters else make()
 
 
-def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
+def make_parts(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     """Return the parts for the ranks, and the labels' names.
 
     Args:
@@ -96,29 +96,29 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     """
     model, optimizer = value("model"), value("optimizer")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module; got {described(model)}.")
+        raise TypeError(f"model must be a torch.nn.Module; got {describe_value(model)}.")
     check_numbers(model)
     prepare_to_send(model)
     check_callbacks(value("callbacks"))
     if not isinstance(optimizer, torch.optim.Optimizer):
-        shown = described(optimizer, "model.parameters()")
+        shown = describe_value(optimizer, "model.parameters()")
         raise TypeError(f"optimizer must be a torch.optim optimizer of the model's parameters; got {shown}.")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS is not supported, because it evaluates the loss several times per step. Choose another optimizer."
         )
     parameter_ids = {id(parameter) for parameter in model.parameters()}
-    strange = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in parameter_ids]
-    if strange:
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in parameter_ids]
+    if foreign:
         raise ValueError(
-            f"the optimizer has {len(strange)} parameters that are not the model's. Create it with model.parameters()."
+            f"the optimizer has {len(foreign)} parameters that are not the model's. Create it with model.parameters()."
         )
-    labels = labels_of(value)
+    labels = check_labels(value)
     losses = value("loss") or []
     constructors = value("loss_constructors") or []
     if losses and constructors:
         raise ValueError("loss and loss_constructors can't be combined.")
-    losses = [known(loss) for loss in losses or [_constructed(make, model) for make in constructors]]
+    losses = [to_module(loss) for loss in losses or [_construct_loss(make, model) for make in constructors]]
     if len(losses) == 1:  # for all columns, as in Horovod
         losses *= len(labels)
     if not losses:
@@ -139,7 +139,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
         raise ValueError(f"got {len(shares)} loss_weights for {len(losses)} losses.")
     scheduler = value("lr_scheduler")
     if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
-        shown = described(scheduler, "optimizer, ...")
+        shown = describe_value(scheduler, "optimizer, ...")
         raise ValueError(f"lr_scheduler must be a scheduler of this estimator's optimizer; got {shown}.")
     rate = value("learning_rate")
     if rate is not None and scheduler is not None:
@@ -147,8 +147,8 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
             f"learning_rate={rate} and lr_scheduler were both given: a scheduler begins with the optimizer's own."
         )
     if rate is not None:
-        optimizer = _with_rate(optimizer, rate)
-    metrics, metric_names = grouped(value("metrics"), labels)
+        optimizer = _set_rate(optimizer, rate)
+    metrics, metric_names = group_metrics(value("metrics"), labels)
     for metric in itertools.chain.from_iterable(metrics):
         check_callable("metrics", metric)
     minibatch, precision = value("train_minibatch_fn"), value("mixed_precision")
@@ -184,7 +184,7 @@ def parts_of(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     return parts, labels
 
 
-def _with_rate(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
     """Return the optimizer with the same parameters and another learning rate; the original is not changed."""
     other = copy.copy(optimizer)
     other.param_groups = [{**group, "lr": rate} for group in optimizer.param_groups]

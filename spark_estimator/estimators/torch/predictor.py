@@ -14,16 +14,16 @@ from spark_estimator.data.fields import Array
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.inference.predictor import Predictor
 from spark_estimator.estimators.torch.device import (
-    device_of,
-    device_of_task,
-    host_array,
-    moved,
-    on_device,
-    predicting,
+    choose_device,
+    get_device,
+    move_model,
+    move_tensor,
+    to_host_array,
+    use_inference_mode,
     wait_for,
 )
-from spark_estimator.estimators.torch.losses import outputs_of
-from spark_estimator.estimators.torch.trainer import tensor_of
+from spark_estimator.estimators.torch.losses import call_model
+from spark_estimator.estimators.torch.trainer import to_tensor
 from spark_estimator.torch.sending import prepare_to_send
 
 
@@ -32,12 +32,7 @@ class TorchPredictor(Predictor):
 
     @classmethod
     def of(
-        cls,
-        model: nn.Module,
-        encoder: RowEncoder,
-        widths: Sequence[int],
-        batch_size: int,
-        **options: Any,
+        cls, model: nn.Module, encoder: RowEncoder, widths: Sequence[int], batch_size: int, **options: Any
     ) -> TorchPredictor:
         """Return a predictor with a copy of the model as it is now.
 
@@ -45,32 +40,33 @@ class TorchPredictor(Predictor):
             options: the attributes `device` and `precision`.
         """
         prepare_to_send(model)
-        return cls(dumped(model), encoder, tuple(widths), batch_size, **options)
+        return cls(dump_object(model), encoder, tuple(widths), batch_size, **options)
 
-    def loaded(self) -> nn.Module:
-        """See `Predictor.loaded`."""
-        model: nn.Module = opened(self.source())
+    def load(self) -> nn.Module:
+        """See `Predictor.load`."""
+        model: nn.Module = load_object(self.open_payload())
         return model.eval()
 
-    def placed(self, model: Any) -> nn.Module:
-        """See `Predictor.placed`."""
-        return moved(model, device_of_task(self.device))
+    def move_to_device(self, model: Any) -> nn.Module:
+        """See `Predictor.move_to_device`."""
+        return move_model(model, choose_device(self.device))
 
-    def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
-        """See `Predictor.called`. The inputs go where the model is."""
-        device = device_of(model)
-        with predicting(device, self.precision, len(matrices[0])):
+    def call(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
+        """See `Predictor.call`. The inputs go where the model is."""
+        device = get_device(model)
+        with use_inference_mode(device, self.precision, len(matrices[0])):
             tensors = [
-                on_device(tensor_of(matrix, field), device) for matrix, field in zip(matrices, self.inputs, strict=True)
+                move_tensor(to_tensor(matrix, field), device)
+                for matrix, field in zip(matrices, self.inputs, strict=True)
             ]
-            return [host_array(output) for output in outputs_of(model, tensors)]
+            return [to_host_array(output) for output in call_model(model, tensors)]
 
     def finish(self, model: Any) -> None:
         """See `Predictor.finish`."""
-        wait_for(device_of(model))
+        wait_for(get_device(model))
 
 
-def dumped(value: Any) -> bytes:
+def dump_object(value: Any) -> bytes:
     """Return the bytes of any object with tensors, for `load_object`. Equal objects have equal bytes, unlike those
     of pickle.
     """
@@ -79,7 +75,7 @@ def dumped(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def opened(source: Any) -> Any:
+def load_object(source: Any) -> Any:
     """Return what `dump_object` has made bytes of.
 
     Args:

@@ -16,19 +16,21 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.checkpoint.random_state import random_state, set_random_state
+from spark_estimator.checkpoint.random_state import get_random_state, set_random_state
 
 
-def gathered(model: nn.Module, device: torch.device, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
+def gather_rank_states(
+    model: nn.Module, device: torch.device, sums: torch.Tensor | None = None
+) -> list[dict[str, Any]]:
     """Return [ranks] what each has. A collective.
 
     Args:
         device: on which it trains.
         sums: over the rows of the epoch so far; None: there is no epoch that has begun.
     """
-    state: dict[str, Any] = {"buffers": _other_buffers(model)}
+    state: dict[str, Any] = {"buffers": _find_other_buffers(model)}
     if sums is not None:
-        state |= {"sums": sums} | rng_state(device)
+        state |= {"sums": sums} | get_rng_state(device)
     return list(hvd.allgather_object(state, name="what each rank has"))
 
 
@@ -60,9 +62,9 @@ def _seed(number: int) -> None:
     numpy.random.seed([number & 0xFFFFFFFF, number >> 32])
 
 
-def rng_state(device: torch.device) -> dict[str, Any]:
+def get_rng_state(device: torch.device) -> dict[str, Any]:
     """Return PyTorch's, Python's and NumPy's generators in this rank, for `set_rng_state`."""
-    state: dict[str, Any] = {"generators": random_state()}
+    state: dict[str, Any] = {"generators": get_random_state()}
     if device.type == "cuda":
         state["random of the GPU"] = torch.cuda.get_rng_state(device)
     return state
@@ -78,16 +80,16 @@ def set_rng_state(device: torch.device, state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["random of the GPU"], device)
 
 
-def _other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+def _find_other_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the buffers in which this rank differs from rank 0, whose are in the model's state. A collective."""
-    kept = model.state_dict().keys()
-    buffers = {name: value.detach().cpu() for name, value in model.named_buffers() if name in kept}
+    saved = model.state_dict().keys()
+    buffers = {name: value.detach().cpu() for name, value in model.named_buffers() if name in saved}
     if not buffers:
         return {}
-    digests = {name: _digest(value) for name, value in buffers.items()}
+    digests = {name: _compute_digest(value) for name, value in buffers.items()}
     first = hvd.broadcast_object(digests, root_rank=0, name="buffers of rank 0")
     return {name: value for name, value in buffers.items() if digests[name] != first[name]}
 
 
-def _digest(value: torch.Tensor) -> str:
+def _compute_digest(value: torch.Tensor) -> str:
     return hashlib.sha256(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()

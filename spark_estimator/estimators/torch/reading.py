@@ -41,18 +41,18 @@ def read(file: Path, known: Sequence[Any] = (), *, trust: bool = False) -> Any:
     except DataError:
         raise
     except pickle.UnpicklingError as error:
-        raise RefusedObjectsError(why(error)) from error
+        raise RefusedObjectsError(describe_error(error)) from error
     except Exception as error:
-        raise DataError(f"{file} is no file of PyTorch that could be read: {why(error)}") from error
+        raise DataError(f"{file} is no file of PyTorch that could be read: {describe_error(error)}") from error
 
 
-def module_of(value: Any) -> nn.Module:
+def load_module(value: Any) -> nn.Module:
     """Return a module that Horovod has saved: itself, or a stream of TorchScript."""
     module: nn.Module = torch.jit.load(io.BytesIO(value.getvalue())) if isinstance(value, io.BytesIO) else value
     return module
 
 
-def why(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return an error in a line. PyTorch's own advice to remove the restriction is not repeated."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, pickle.UnpicklingError):

@@ -56,12 +56,12 @@ class RecoverableTraining(Protocol):
     def begin(self, known: KnownRun | None, read: ReadRows) -> RankRun:
         """Return the training's input. A collective."""
 
-    def leaving(self, beginning: RankRun) -> frozenset[int]:
+    def find_left_out(self, rank_run: RankRun) -> frozenset[int]:
         """Return `TorchParts.leaving_out`. A collective."""
 
     def run(
         self,
-        beginning: RankRun,
+        rank_run: RankRun,
         leaving: frozenset[int],
         steps: int,
         commits: Commits | None,
@@ -115,17 +115,17 @@ class SumsOfRank:
     def __init__(self, means: EpochMeans) -> None:
         self._sums = means.sums
 
-    def packed(self) -> bytes:
+    def pack_result(self) -> bytes:
         return self._sums.numpy().tobytes()
 
     def take(self, content: bytes) -> None:
-        self._sums.copy_(_numbers(content))
+        self._sums.copy_(_to_tensor(content))
 
     def inherit(self, content: bytes) -> None:
-        self._sums += _numbers(content)
+        self._sums += _to_tensor(content)
 
 
-def _numbers(content: bytes) -> torch.Tensor:
+def _to_tensor(content: bytes) -> torch.Tensor:
     return torch.from_numpy(numpy.frombuffer(content, numpy.float64).copy())
 
 
@@ -164,7 +164,7 @@ class Commits:
         self._division = division
         self.ended = state.epochs.ended
 
-    def resumed(self, progress: TrainingProgress) -> None:
+    def note_resumed(self, progress: TrainingProgress) -> None:
         """Note that the run has resumed from its checkpoint: the next commit has the epochs of that."""
         self._note(progress, ended=False)
 
@@ -173,7 +173,7 @@ class Commits:
         self._state.begun, self._state.steps, self._state.division = self._begun, done, self._division
         self._state.commit()
 
-    def epoch(self, progress: TrainingProgress, *, ended: bool) -> None:
+    def end_epoch(self, progress: TrainingProgress, *, ended: bool) -> None:
         """Commit the end of an epoch."""
         self._note(progress, ended=ended)
         self._division = Division((), self._division.present)
@@ -184,7 +184,7 @@ class Commits:
         self._state.epochs = EndedEpochs(tuple(progress.history), progress.best, ended)
 
 
-def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | None:
+def train_with_recovery(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | None:
     """Train in an elastic job. Return the result on rank 0."""
     trainer = training.trainer
     state = RecoverableState(
@@ -201,23 +201,23 @@ def recovered(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | N
     process = RecoveringProcess(spec)
 
     @hvd.elastic.run(mode="step")
-    def rounds(state: RecoverableState) -> TrainResult | None:
+    def run_round(state: RecoverableState) -> TrainResult | None:
         begun: BegunRun | None = state.begun
         training.progress.history, training.progress.best = list(state.epochs.history), state.epochs.best
         last: Division | None = state.division
-        within = trainer.here() if last is not None and (state.steps or last.earlier) else None
-        process.joins(state.epochs.history, first=begun is None)
-        beginning = training.begin(None if begun is None else begun.run, process.read)
+        within = trainer.get_rank_state() if last is not None and (state.steps or last.earlier) else None
+        process.join(state.epochs.history, first=begun is None)
+        rank_run = training.begin(None if begun is None else begun.run, process.read)
         if begun is None:
-            begun = BegunRun(beginning.known, training.leaving(beginning), process.most_ranks())
+            begun = BegunRun(rank_run.known, training.find_left_out(rank_run), process.count_most_ranks())
         trainer.take_size(state.rate_factor)
         state.rate_factor = trainer.rate_factor
         if within is not None:
             trainer.resume_within(within)
-        present = beginning.rows.leg(spec.batch_size, 0)
-        division = Division((), present) if last is None else last.next(state.steps, present)
+        present = rank_run.rows.make_leg(spec.batch_size, 0)
+        division = Division((), present) if last is None else last.divide_again(state.steps, present)
         steps = state.steps if last is not None and last.present == present else 0
-        return training.run(beginning, begun.leaving, steps, Commits(state, begun, division), division.earlier)
+        return training.run(rank_run, begun.leaving, steps, Commits(state, begun, division), division.earlier)
 
-    result: TrainResult | None = rounds(state)
+    result: TrainResult | None = run_round(state)
     return result

@@ -26,7 +26,7 @@ class Pass:
     total: Total
 
 
-def passes(
+def make_passes(
     batches: Iterator[Batch],
     plan: Batches,
     first: int,
@@ -54,17 +54,17 @@ def passes(
         return
     ranks = len(plan.rows)
     while step := list(itertools.islice(batches, most)):
-        rows = sum(plan.total(number) for number in range(first, first + len(step)))
+        rows = sum(plan.count_total(number) for number in range(first, first + len(step)))
         first += len(step)
         of_passes = [divisors(batch) for batch in step]
         if as_horovod and not of_passes[0]:
             yield from (Pass(batch, batch.factor / most, total) for batch in step)
             continue
-        of_step = total_of_step(of_passes, [batch.rows for batch in step], total)
+        of_step = make_step_total(of_passes, [batch.rows for batch in step], total)
         yield from (Pass(batch, batch.rows * ranks / rows, of_step) for batch in step)
 
 
-def total_of_step(divisors: Sequence[Sequence[float]], rows: Sequence[int], total: Total) -> Total:
+def make_step_total(divisors: Sequence[Sequence[float]], rows: Sequence[int], total: Total) -> Total:
     """Return what `total` is to each pass of a step.
 
     Args:

@@ -12,38 +12,38 @@ import torch
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
-from spark_estimator.estimators.epoch_division import rest_of_epoch
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, schedule_of
-from spark_estimator.estimators.rank_run import check_loss, meter_of
-from spark_estimator.estimators.torch.checkpoint import packed
-from spark_estimator.estimators.torch.epoch_means import EpochMeans, total
-from spark_estimator.estimators.torch.exchange import exchanging
+from spark_estimator.estimators.epoch_division import find_rest
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, make_schedule
+from spark_estimator.estimators.rank_run import check_loss, make_meter
+from spark_estimator.estimators.torch.checkpoint import pack
+from spark_estimator.estimators.torch.epoch_means import EpochMeans, sum_over_ranks
+from spark_estimator.estimators.torch.exchange import wrap_optimizer
 from spark_estimator.estimators.torch.losses import (
     JointLoss,
     Tensors,
     TorchParts,
     Total,
-    divisors_of,
-    joint_loss,
-    loss_of,
-    shaped,
+    compute_joint_loss,
+    compute_loss,
+    find_divisors,
+    reshape_labels,
 )
 from spark_estimator.estimators.torch.parts import accumulates
 from spark_estimator.estimators.torch.rank_state import (
-    gathered,
-    rng_state,
+    gather_rank_states,
+    get_rng_state,
     seed_generators,
     set_rng_state,
     take_buffers,
 )
-from spark_estimator.estimators.torch.stepping import passes
+from spark_estimator.estimators.torch.stepping import make_passes
 from spark_estimator.estimators.train_spec import TrainSpec
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.torch.rates import multiply_groups, multiply_schedules
 
 #: (batches done, rows of all ranks in them, what each rank has): writes a checkpoint.
 SaveWithin = Callable[[int, int, list[dict[str, Any]]], None]
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class Trainer:
@@ -60,7 +60,7 @@ class Trainer:
     def __init__(self, spec: TrainSpec) -> None:
         self._spec = spec
         self._seed = spec.seed
-        self.meter = meter_of(spec)
+        self.meter = make_meter(spec)
         self._within: dict[str, Any] | None = None
         self._parts: TorchParts = spec.framework
         use_gpu = spec.use_gpu and torch.cuda.is_available()
@@ -68,9 +68,9 @@ class Trainer:
             torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if use_gpu else torch.device("cpu")
         )
         self.model = self._parts.model.to(self._device)
-        self.optimizer: Any = exchanging(self._parts, self.model, spec.backward_passes_per_step)
+        self.optimizer: Any = wrap_optimizer(self._parts, self.model, spec.backward_passes_per_step)
         self.sums = EpochMeans(self._parts)
-        self._total: Total = list if self._parts.steps_locally else total
+        self._total: Total = list if self._parts.steps_locally else sum_over_ranks
         self._pending = 0  # backward passes since the last step
         self.rate_factor = 1
 
@@ -125,7 +125,7 @@ class Trainer:
         if self._parts.steps_locally:
             self.optimizer.synchronize()
 
-    def state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         """Return the content of a checkpoint: Horovod's `model` and `optimizer`, the scheduler, and the rates'
         factor.
         """
@@ -137,7 +137,7 @@ class Trainer:
             **({"scheduler": scheduler.state_dict()} if scheduler is not None else {}),
         }
 
-    def packed(self, best: dict[str, Any] | None) -> bytes:
+    def pack_result(self, best: dict[str, Any] | None) -> bytes:
         """Return the state for the driver: the model's weights and, if requested and if it fits, the optimizer's state.
 
         As in Horovod, the learning rates of the latter are divided by the number of ranks, for the next training.
@@ -150,38 +150,38 @@ class Trainer:
             optimizer = {key: value for key, value in self.optimizer.state_dict().items() if key != "outer"}
             optimizer["param_groups"] = [dict(group) for group in optimizer["param_groups"]]
             multiply_groups(optimizer["param_groups"], 1 / self.rate_factor)
-            state = packed({"model": numbers, "optimizer": optimizer})
+            state = pack({"model": numbers, "optimizer": optimizer})
             if self._spec.store is not None or len(state) <= self._spec.large:
                 return state
-        return packed({"model": numbers})
+        return pack({"model": numbers})
 
-    def of_ranks(self, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
+    def gather_states(self, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
         """Return [ranks] what each has for itself. A collective.
 
         Args:
             sums: of the epoch so far; None: between two epochs.
         """
-        return gathered(self.model, self._device, sums)
+        return gather_rank_states(self.model, self._device, sums)
 
-    def take(self, kept: Checkpoint, *, within: bool) -> None:
+    def take(self, checkpoint: Checkpoint, *, within: bool) -> None:
         """Restore a checkpoint. Rates that it holds for another number of ranks become those of this job.
 
         Args:
             within: training resumes within the epoch in which it was taken; False: at the beginning of the next.
         """
-        self.model.load_state_dict(kept.state["model"])
-        self.optimizer.load_state_dict(kept.state["optimizer"])
-        if self._parts.scheduler is not None and "scheduler" in kept.state:
-            self._parts.scheduler.load_state_dict(kept.state["scheduler"])
-        self._rescale(kept.state.get("rate_factor", 1), self.rate_factor)  # earlier versions multiplied none
-        if len(kept.ranks) == hvd.size():
-            rank_state = kept.ranks[hvd.rank()]
+        self.model.load_state_dict(checkpoint.state["model"])
+        self.optimizer.load_state_dict(checkpoint.state["optimizer"])
+        if self._parts.scheduler is not None and "scheduler" in checkpoint.state:
+            self._parts.scheduler.load_state_dict(checkpoint.state["scheduler"])
+        self._rescale(checkpoint.state.get("rate_factor", 1), self.rate_factor)  # earlier versions multiplied none
+        if len(checkpoint.ranks) == hvd.size():
+            rank_state = checkpoint.ranks[hvd.rank()]
             take_buffers(self.model, rank_state)
             self._within = rank_state if within else None
 
-    def here(self) -> dict[str, Any]:
+    def get_rank_state(self) -> dict[str, Any]:
         """Return the random number generators and sums of this rank, for `resume_within`."""
-        return rng_state(self._device) | {"sums": self.sums.sums.clone()}
+        return get_rng_state(self._device) | {"sums": self.sums.sums.clone()}
 
     def resume_within(self, state: dict[str, Any]) -> None:
         """Continue, in the next epoch, one that has begun, with this rank's generators and sums from
@@ -220,33 +220,33 @@ class Trainer:
         """
         spec = self._spec
         order = (self._seed, epoch) if spec.shuffle else None
-        rows, most_steps = rest_of_epoch(rows, legs, order, spec.train_steps)
+        rows, most_steps = find_rest(rows, legs, order, spec.train_steps)
         self._enter(epoch)
         if commit is not None:
             commit(first)
         self._pending = 0
-        schedule, is_due = None if legs else schedule_of(spec), False
+        schedule, is_due = None if legs else make_schedule(spec), False
         self.optimizer.zero_grad()
-        plan = rows.plan(spec.batch_size, most_steps)
+        plan = rows.make_plan(spec.batch_size, most_steps)
         self.meter.begin_epoch(epoch, plan.steps, first, self.sums.rows)
-        batches = rows.batches(spec.batch_size, most_steps, order, first)
+        batches = rows.read_batches(spec.batch_size, most_steps, order, first)
         most = 1 if self._parts.minibatch is not None else spec.backward_passes_per_step
         # Horovod's rule where the learning rate is Horovod's, that of one process.
-        parts = passes(
-            batches, plan, first, most, self._divisors, self._total, as_horovod=not self._parts.rate_is_joint
+        parts = make_passes(
+            batches, plan, first, most, self._find_divisors, self._total, as_horovod=not self._parts.rate_is_joint
         )
         for done, part in enumerate(parts, first + 1):
             batch = part.batch
             if self._parts.minibatch is not None:
-                self.sums.add(*self._user_step(self._parts.minibatch, batch, done - 1), batch.rows)
+                self.sums.add(*self._take_user_step(self._parts.minibatch, batch, done - 1), batch.rows)
             else:
-                loss, outputs, labels = self._forward(batch, part.total)
+                loss, outputs, labels = self._compute_loss(batch, part.total)
                 (loss.value * part.factor).backward()
                 self.sums.add(loss, outputs, labels, batch.rows)
                 self._pending += 1
                 if self._pending == spec.backward_passes_per_step:
                     self.step()
-            self.meter.step_done(batch.rows, self.sums.loss)
+            self.meter.end_step(batch.rows, self.sums.loss)
             if commit is not None and not self._pending:
                 commit(done)
             is_due = is_due or (schedule is not None and schedule.is_due())
@@ -254,14 +254,14 @@ class Trainer:
             # follows.
             if schedule is not None and is_due and not self._pending and done < plan.steps:
                 self.synchronize()
-                save(done, plan.done(done), self.of_ranks(self.sums.sums))
-                schedule.made()
+                save(done, plan.count_done(done), self.gather_states(self.sums.sums))
+                schedule.restart()
                 is_due = False
         if self._pending:
             self.step()
             if commit is not None:
                 commit(plan.steps)
-        result = self.sums.averages()
+        result = self.sums.compute_averages()
         stored = rows if spec.has_stored_rows else None
         check_loss(result["loss"], epoch, stored, spec.fields, multiplied=not self._parts.rate_is_joint)
         return result
@@ -273,7 +273,7 @@ class Trainer:
         self.sums.clear()
         if self._within is not None:
             set_rng_state(self._device, self._within)
-            self.sums.taken(self._within["sums"])
+            self.sums.restore(self._within["sums"])
             self._within = None
 
     def evaluate(self, rows: EpochRows) -> dict[str, Any]:
@@ -281,38 +281,38 @@ class Trainer:
         self.model.eval()
         sums = EpochMeans(self._parts)
         size = self._spec.val_batch_size, self._spec.validation_steps
-        self.meter.begin_validation(rows.plan(*size).steps)
+        self.meter.begin_validation(rows.make_plan(*size).steps)
         with torch.no_grad():
-            for batch in rows.batches(*size):
-                loss, outputs, labels = self._forward(batch, self._total)
+            for batch in rows.read_batches(*size):
+                loss, outputs, labels = self._compute_loss(batch, self._total)
                 sums.add(loss, outputs, labels, batch.rows)
-                self.meter.step_done(batch.rows, sums.loss)
-        return sums.averages()
+                self.meter.end_step(batch.rows, sums.loss)
+        return sums.compute_averages()
 
-    def _tensors(self, batch: Batch) -> tuple[Tensors, Tensors, torch.Tensor | None]:
+    def _make_tensors(self, batch: Batch) -> tuple[Tensors, Tensors, torch.Tensor | None]:
         """Return inputs, labels and weights of a batch."""
         spec = self._spec
         tensors = [
-            tensor_of(matrix, field).to(self._device) for matrix, field in zip(batch.matrices, spec.fields, strict=True)
+            to_tensor(matrix, field).to(self._device) for matrix, field in zip(batch.matrices, spec.fields, strict=True)
         ]
         inputs, rest = tensors[: len(spec.inputs)], tensors[len(spec.inputs) :]
         return inputs, rest[: len(spec.labels)], rest[len(spec.labels)] if spec.weight is not None else None
 
-    def _divisors(self, batch: Batch) -> list[float]:
+    def _find_divisors(self, batch: Batch) -> list[float]:
         """Return what the losses of a batch divide by, if that is not its rows."""
-        _, labels, weights = self._tensors(batch)
-        return list(divisors_of(self._parts, labels, weights, batch.rows).values())
+        _, labels, weights = self._make_tensors(batch)
+        return list(find_divisors(self._parts, labels, weights, batch.rows).values())
 
-    def _forward(self, batch: Batch, total: Total) -> tuple[JointLoss, Tensors, Tensors]:
-        inputs, labels, weights = self._tensors(batch)
-        return loss_of(self._parts, self.model, inputs, labels, weights, batch.rows, total)
+    def _compute_loss(self, batch: Batch, total: Total) -> tuple[JointLoss, Tensors, Tensors]:
+        inputs, labels, weights = self._make_tensors(batch)
+        return compute_loss(self._parts, self.model, inputs, labels, weights, batch.rows, total)
 
-    def _user_has_stepped(self, *_: Any) -> None:
+    def _handle_user_step(self, *_: Any) -> None:
         self.optimizer.zero_grad()
         # A function with nine arguments steps before the backward pass of the call in which it does.
         self._pending = min(self._pending, 1)
 
-    def _user_step(
+    def _take_user_step(
         self, minibatch: Callable[..., Any], batch: Batch, number: int
     ) -> tuple[JointLoss, Tensors, Tensors]:
         """Take a step as the user does it, by Horovod's protocol; its loss is this rank's share of the step's.
@@ -321,22 +321,22 @@ class Trainer:
             minibatch: takes seven arguments and steps, or two more, and steps in later calls.
             number: of the batch in its epoch, from 0.
         """
-        inputs, labels, weights = self._tensors(batch)
+        inputs, labels, weights = self._make_tensors(batch)
         last: list[Tensors] = [labels]
 
         def transform_outputs(outputs: Any, labels: Tensors) -> tuple[Tensors, Tensors]:
             result = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-            last[0] = shaped(self._parts, result, labels)
+            last[0] = reshape_labels(self._parts, result, labels)
             return result, last[0]
 
         def loss_fn(outputs: Tensors, labels: Tensors, sample_weights: torch.Tensor | None) -> torch.Tensor:
-            loss = joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, self._total)
+            loss = compute_joint_loss(self._parts, outputs, labels, sample_weights, batch.rows, self._total)
             return loss.value * batch.factor
 
         more = (self._spec.backward_passes_per_step, number) if accumulates(minibatch) else ()
         self._pending += len(more) // 2
         # After the hooks of the user's, which may read gradients.
-        hook = self.optimizer.register_step_post_hook(self._user_has_stepped)
+        hook = self.optimizer.register_step_post_hook(self._handle_user_step)
         try:
             outputs, loss = minibatch(
                 self.model, self.optimizer, transform_outputs, loss_fn, inputs, labels, weights, *more
@@ -347,7 +347,7 @@ class Trainer:
         return JointLoss(loss.detach() / (batch.factor or 1.0)), result, last[0]
 
 
-def tensor_of(matrix: Array, field: Field) -> torch.Tensor:
+def to_tensor(matrix: Array, field: Field) -> torch.Tensor:
     """Return [rows, *field.shape] over the same memory, except if the spool keeps a smaller type."""
     tensor = torch.from_numpy(matrix).reshape(len(matrix), *field.shape)
     return tensor.to(getattr(torch, field.dtype)) if field.stored else tensor

@@ -13,15 +13,21 @@ from spark_estimator.collectives import arrays, launcher_link
 from spark_estimator.data.fields import Array
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, TrainingProgress, line_of
-from spark_estimator.estimators.persistence.resumed_run import line_of_return
-from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, averages_of, begin, record_epoch
-from spark_estimator.estimators.rows.row_source import rank_rows
+from spark_estimator.estimators.persistence.checkpoint import (
+    Checkpoint,
+    Cursor,
+    Saver,
+    TrainingProgress,
+    describe_epoch,
+)
+from spark_estimator.estimators.persistence.resumed_run import describe_return
+from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, begin, record_epoch, to_averages
+from spark_estimator.estimators.rows.row_source import read_rank_rows
 from spark_estimator.estimators.torch import recovery
 from spark_estimator.estimators.torch.callbacks import TorchCallbacks
 from spark_estimator.estimators.torch.checkpoint import TorchForm
-from spark_estimator.estimators.torch.epoch_log import epoch_log
-from spark_estimator.estimators.torch.identity import identity_of
+from spark_estimator.estimators.torch.epoch_log import open_log
+from spark_estimator.estimators.torch.identity import make_identity
 from spark_estimator.estimators.torch.losses import TorchParts, counts_some, leaves_out
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
@@ -38,14 +44,14 @@ def train(spec: TrainSpec) -> TrainResult | None:
     In an elastic job it recovers within a step (`recovery`).
     """
     hvd.init()
-    with Saver(spec, TorchForm()) as saver, epoch_log(spec, hvd.rank) as log:
+    with Saver(spec, TorchForm()) as saver, open_log(spec, hvd.rank) as log:
         training = Training(spec, saver, log)
         if launcher_link.link() is not None:
-            return recovery.recovered(training, spec)
-        beginning = training.begin()
+            return recovery.train_with_recovery(training, spec)
+        rank_run = training.begin()
         training.trainer.take_size()
         hvd.broadcast_parameters(training.trainer.model.state_dict(), root_rank=0)
-        return training.run(beginning, training.leaving(beginning))
+        return training.run(rank_run, training.find_left_out(rank_run))
 
 
 class Training:
@@ -65,17 +71,17 @@ class Training:
         self._callbacks = TorchCallbacks(spec.framework.callbacks)
         self._recorded: int | None = None  # how many epochs this process has logged, or others before it began
 
-    def begin(self, known: KnownRun | None = None, read: ReadRows = rank_rows) -> RankRun:
+    def begin(self, known: KnownRun | None = None, read: ReadRows = read_rank_rows) -> RankRun:
         """Return what `rank_run.begin` does."""
-        return begin(self._spec, identity_of, TorchForm(), known=known, read=read)
+        return begin(self._spec, make_identity, TorchForm(), known=known, read=read)
 
-    def leaving(self, beginning: RankRun) -> frozenset[int]:
+    def find_left_out(self, rank_run: RankRun) -> frozenset[int]:
         """Return `TorchParts.leaving_out`. A collective."""
-        return leaving_out(self._spec.framework, self._spec, beginning)
+        return find_left_out(self._spec.framework, self._spec, rank_run)
 
     def run(
         self,
-        beginning: RankRun,
+        rank_run: RankRun,
         leaving: frozenset[int],
         steps: int = 0,
         commits: recovery.Commits | None = None,
@@ -90,12 +96,12 @@ class Training:
             legs: parts of that epoch that other ranks have done, before the steps.
         """
         spec, trainer, progress = self._spec, self.trainer, self.progress
-        trainer.begin(beginning.seed, leaving)
-        spread = beginning.rows.spread() if self._needs_spread(beginning) else []
-        if beginning.kept is not None:
-            steps = self._resumed(beginning, spread)
+        trainer.begin(rank_run.seed, leaving)
+        spread = rank_run.rows.compute_spread() if self._needs_spread(rank_run) else []
+        if rank_run.kept is not None:
+            steps = self._resume(rank_run, spread)
             if commits is not None:
-                commits.resumed(progress)
+                commits.note_resumed(progress)
         # The commit at an epoch's end may also end the round, before the epoch was logged.
         for entry in [] if self._recorded is None else progress.history[self._recorded :]:
             self._record(entry)
@@ -105,41 +111,41 @@ class Training:
         ended = commits is not None and commits.ended
 
         def save_within(steps: int, done: int, ranks: list[dict[str, Any]]) -> None:
-            self._save(beginning, ranks, Cursor(steps, done, spread))
+            self._save(rank_run, ranks, Cursor(steps, done, spread))
 
         while len(progress.history) < spec.epochs and not progress.is_over and not ended:
             epoch = len(progress.history)
             self._callbacks.call("on_epoch_begin", epoch)
             commit = None if commits is None else commits.step
-            averages = trainer.train(beginning.rows, epoch, steps, save_within, commit, legs)
+            averages = trainer.train(rank_run.rows, epoch, steps, save_within, commit, legs)
             steps, legs = 0, ()
-            entry = self._entry(beginning, epoch, averages)
+            entry = self._make_entry(rank_run, epoch, averages)
             if commits is None:
                 self._record(entry)
             if spec.checkpoint_path is not None:
-                self._save(beginning, trainer.of_ranks())
-            ended = self._callbacks.ends_after(epoch, entry)
+                self._save(rank_run, trainer.gather_states())
+            ended = self._callbacks.call_epoch_end(epoch, entry)
             if commits is not None:
-                commits.epoch(progress, ended=ended)
+                commits.end_epoch(progress, ended=ended)
                 self._record(entry)  # not before: the epoch's end would be repeated after the loss of a rank
             self._report(entry)
         trainer.synchronize()
         self._callbacks.call("on_train_end")
         if hvd.rank() != 0:
             return None
-        return beginning.result(spec, trainer.packed(progress.best), progress.history, "model.pt")
+        return rank_run.make_result(spec, trainer.pack_result(progress.best), progress.history, "model.pt")
 
-    def _entry(self, beginning: RankRun, epoch: int, averages: dict[str, Any]) -> dict[str, Any]:
+    def _make_entry(self, rank_run: RankRun, epoch: int, averages: dict[str, Any]) -> dict[str, Any]:
         """Add the entry of an epoch to the history, after its validation."""
         spec, trainer = self._spec, self.trainer
         entry: dict[str, Any] = {"epoch": epoch, "train": averages}
-        if beginning.held is not None or spec.checkpoint_path is not None or spec.restore_best:
+        if rank_run.held is not None or spec.checkpoint_path is not None or spec.restore_best:
             trainer.synchronize()
-        if beginning.held is not None:
-            entry["validation"] = trainer.evaluate(beginning.held)
-        trainer.meter.end_epoch(averages_of(entry))
+        if rank_run.held is not None:
+            entry["validation"] = trainer.evaluate(rank_run.held)
+        trainer.meter.end_epoch(to_averages(entry))
         self.progress.add(entry, lambda: copy.deepcopy(trainer.model.state_dict()))
-        trainer.schedule(self.progress.watched(entry))
+        trainer.schedule(self.progress.get_loss(entry))
         return entry
 
     def _record(self, entry: dict[str, Any]) -> None:
@@ -151,42 +157,42 @@ class Training:
     def _report(self, entry: dict[str, Any]) -> None:
         """Print a line about an epoch's entry at the driver."""
         if hvd.rank() == 0 and self._spec.verbose:
-            log_to_driver(line_of(entry, self._spec.epochs))
+            log_to_driver(describe_epoch(entry, self._spec.epochs))
 
-    def _save(self, beginning: RankRun, ranks: list[dict[str, Any]], place: Cursor | None = None) -> None:
+    def _save(self, rank_run: RankRun, ranks: list[dict[str, Any]], cursor: Cursor | None = None) -> None:
         if hvd.rank() == 0:
-            state, progress = self.trainer.state(), self.progress
+            state, progress = self.trainer.get_state(), self.progress
             self._saver.save(
                 Checkpoint(
-                    beginning.identity,
-                    beginning.seed,
+                    rank_run.identity,
+                    rank_run.seed,
                     state,
                     progress.history,
                     progress.best,
                     ranks,
-                    cursor=place,
-                    initial=beginning.known.initial,
+                    cursor=cursor,
+                    initial=rank_run.known.initial,
                 )
             )
 
-    def _needs_spread(self, beginning: RankRun) -> bool:
-        kept = beginning.kept
-        return self._spec.checkpoints_within or (kept is not None and kept.cursor is not None)
+    def _needs_spread(self, rank_run: RankRun) -> bool:
+        checkpoint = rank_run.kept
+        return self._spec.checkpoints_within or (checkpoint is not None and checkpoint.cursor is not None)
 
-    def _resumed(self, beginning: RankRun, spread: list[int]) -> int:
+    def _resume(self, rank_run: RankRun, spread: list[int]) -> int:
         """Take over the checkpoint. Return the steps of the next epoch that are done."""
-        kept, spec = beginning.kept, self._spec
-        assert kept is not None
-        again = kept.cursor is not None and kept.cursor.spread != spread
-        cursor = None if again else kept.cursor
-        self.trainer.take(kept, within=cursor is not None)
-        self.progress.history, self.progress.best = list(kept.history), kept.best
+        checkpoint, spec = rank_run.kept, self._spec
+        assert checkpoint is not None
+        again = checkpoint.cursor is not None and checkpoint.cursor.spread != spread
+        cursor = None if again else checkpoint.cursor
+        self.trainer.take(checkpoint, within=cursor is not None)
+        self.progress.history, self.progress.best = list(checkpoint.history), checkpoint.best
         if hvd.rank() == 0 and spec.verbose:
-            log_to_driver(line_of_return(spec.run_id, kept, spec.epochs, again=again))
+            log_to_driver(describe_return(spec.run_id, checkpoint, spec.epochs, again=again))
         return 0 if cursor is None else cursor.steps
 
 
-def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> frozenset[int]:
+def find_left_out(parts: TorchParts, spec: TrainSpec, rank_run: RankRun) -> frozenset[int]:
     """Return `TorchParts.leaving_out`, of the rows of all ranks. A collective.
 
     Raises:
@@ -196,16 +202,16 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
     if spec.kept is not None:  # a function makes the labels, in each epoch again
         return frozenset()
     per_label, counted = [], []
-    for loss, place in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):
-        places = [place, len(spec.fields) - 1] if spec.weight else [place]
+    for loss, number in zip(parts.losses, range(len(spec.inputs), len(spec.fields)), strict=False):
+        numbers = [number, len(spec.fields) - 1] if spec.weight else [number]
         pieces = (
             (block[0], block[1] if spec.weight else None)
-            for item in (beginning.rows, beginning.held)
+            for item in (rank_run.rows, rank_run.held)
             if item is not None
-            for block in item.blocks(places)
+            for block in item.read_blocks(numbers)
         )
         per_label.append(leaves_out(loss, pieces))
-        counted.append([_learns(loss, item, place) for item in (beginning.rows, beginning.held)])
+        counted.append([_learns(loss, item, number) for item in (rank_run.rows, rank_run.held)])
     here = numpy.array([[per_label, *zip(*counted, strict=True)]], numpy.uint8)
     of_ranks = numpy.logical_or.reduce(arrays.allgather(here, "labels that losses leave out"))
     _check_labels(parts, of_ranks[1:])
@@ -219,9 +225,9 @@ def leaving_out(parts: TorchParts, spec: TrainSpec, beginning: RankRun) -> froze
     return frozenset(result.tolist())
 
 
-def _learns(loss: Any, rows: EpochRows | None, place: int) -> bool:
+def _learns(loss: Any, rows: EpochRows | None, number: int) -> bool:
     """Return whether some label of a rank's rows counts, or no rank has such rows."""
-    return rows is None or counts_some(loss, (block for (block,) in rows.blocks([place])))
+    return rows is None or counts_some(loss, (block for (block,) in rows.read_blocks([number])))
 
 
 def _check_labels(parts: TorchParts, learned: Array) -> None:
@@ -233,5 +239,5 @@ def _check_labels(parts: TorchParts, learned: Array) -> None:
     for purpose, of_labels in zip(("training", "validation"), learned, strict=True):
         for loss, label, learns in zip(parts.losses, parts.labels, of_labels, strict=False):
             if not learns:
-                what = f"all of column {label!r} is of the class that {loss!r} leaves out."
-                raise DataError(f"the rows for {purpose} have nothing to learn: {parts.nothing_to_learn or what}")
+                reason = f"all of column {label!r} is of the class that {loss!r} leaves out."
+                raise DataError(f"the rows for {purpose} have nothing to learn: {parts.nothing_to_learn or reason}")

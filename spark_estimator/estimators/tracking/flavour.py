@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator import __version__
-from spark_estimator.estimators.inference.features import columns_of
+from spark_estimator.estimators.inference.features import find_columns
 from spark_estimator.estimators.persistence.folders import MLFLOW_FOLDER, trust_files
-from spark_estimator.estimators.tracking.signature import Features, signature_of
+from spark_estimator.estimators.tracking.signature import Features, make_signature
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.mlflow_options import MlflowOptions
@@ -32,7 +32,7 @@ class PyfuncModel:
 
     def __init__(self, model: TableModel) -> None:
         self._model = model
-        self._predictor = model._frame_predictor()
+        self._predictor = model._make_frame_predictor()
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
         """Return the columns that `transform` adds, as a pandas frame.
@@ -44,18 +44,18 @@ class PyfuncModel:
         Raises:
             TypeError: it is no frame.
         """
-        table = columns_of(model_input)
+        table = find_columns(model_input)
         if table is None:
             kind = type(model_input).__name__
             raise TypeError(f"predict() takes a pandas.DataFrame with the columns of the model's features; got {kind}.")
-        return _with_null_texts(self._predictor.frame(table))
+        return _protect_null_texts(self._predictor.frame(table))
 
     def get_raw_model(self) -> TableModel:
         """Return the `TorchModel`, `KerasModel` or `TransformersModel` itself."""
         return self._model
 
 
-def _with_null_texts(frame: Any) -> Any:
+def _protect_null_texts(frame: Any) -> Any:
     """Return the frame; if it has null in a column of texts, as one in which ``spark_udf`` leaves null as it is.
 
     MLflow maps ``str`` over a frame of texts, which makes the text "None" of a null.
@@ -93,7 +93,7 @@ def log_model(model: TableModel, features: Features, options: MlflowOptions) -> 
     """Log a model in MLflow's active run. Return its address."""
     import mlflow
 
-    columns = model._prediction_columns()
+    columns = model._make_prediction_columns()
     example = features.example if options.input_example else None
     taken = inspect.signature(mlflow.pyfunc.log_model).parameters
     name = "name" if "name" in taken else "artifact_path"  # before MLflow 3
@@ -105,26 +105,26 @@ def log_model(model: TableModel, features: Features, options: MlflowOptions) -> 
             **{name: MODEL_NAME, code: options.code_paths},
             loader_module=__name__,
             data_path=path,
-            signature=signature_of(features, columns, nullable_in(model)),
+            signature=make_signature(features, columns, find_nullable(model)),
             input_example=example,
-            pip_requirements=options.pip_requirements or requirements_of(model),
+            pip_requirements=options.pip_requirements or list_requirements(model),
         )
     address: str = logged.model_uri
     return address
 
 
-def nullable_in(model: TableModel) -> set[str]:
+def find_nullable(model: TableModel) -> set[str]:
     """Return the features of numbers in which null is a value as any other: categories, and those with a
     replacement.
     """
-    known = [model._value(name) or {} for name in ("categories", "null_values") if model.hasParam(name)]
-    return {column for columns in known for column in columns}
+    by_column = [model._value(name) or {} for name in ("categories", "null_values") if model.hasParam(name)]
+    return {column for columns in by_column for column in columns}
 
 
-def requirements_of(model: TableModel) -> list[str]:
+def list_requirements(model: TableModel) -> list[str]:
     """Return the packages that a model needs where it is loaded, in the versions that are installed here."""
     loaded = [name for name in model._packages if _is_loaded(name)]
-    return [f"spark-estimator=={__version__}", *filter(None, map(_pinned, [*_REQUIRED, *loaded]))]
+    return [f"spark-estimator=={__version__}", *filter(None, map(_pin, [*_REQUIRED, *loaded]))]
 
 
 def _is_loaded(package: str) -> bool:
@@ -133,7 +133,7 @@ def _is_loaded(package: str) -> bool:
     return package.replace("-", "_") in sys.modules
 
 
-def _pinned(package: str) -> str | None:
+def _pin(package: str) -> str | None:
     try:
         return f"{package}=={importlib.metadata.version(package).partition('+')[0]}"
     except importlib.metadata.PackageNotFoundError:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=1), timedelta(seconds=15)
 # How long a call is repeated before others are made: a store of artifacts may be away, and the server not.
@@ -96,7 +96,7 @@ class MlflowThread:
                 return False
         return True
 
-    def outstanding(self) -> list[str]:
+    def list_outstanding(self) -> list[str]:
         """Return the descriptions of unfinished calls, with their last errors; none twice."""
         with self._changed:
             calls = list(self._calls)

@@ -9,9 +9,9 @@ from typing import Any
 from spark_estimator.estimators.history import Epochs
 
 
-def pictures_of(history: Epochs) -> dict[str, Any]:
+def draw_history(history: Epochs) -> dict[str, Any]:
     """Return matplotlib's figures by the names of their files; none if matplotlib is missing or there is no epoch."""
-    rows = history.rows()
+    rows = history.to_rows()
     if not rows or importlib.util.find_spec("matplotlib") is None:
         return {}
     from matplotlib.figure import Figure
@@ -19,14 +19,14 @@ def pictures_of(history: Epochs) -> dict[str, Any]:
     prefixes = [loss.removesuffix("loss") for loss in history.losses]
     names = dict.fromkeys(name for row in rows for name in row if name != "epoch")
     pictures: dict[str, Any] = {}
-    for name in dict.fromkeys(_without(name, prefixes) for name in names):
+    for name in dict.fromkeys(_strip_prefix(name, prefixes) for name in names):
         figure = Figure(figsize=(6, 4), layout="tight")
         history.plot(figure.subplots(), None if name == "loss" else [name])
-        pictures[_path(name, pictures)] = figure
+        pictures[_choose_path(name, pictures)] = figure
     return pictures
 
 
-def _without(name: str, prefixes: list[str]) -> str:
+def _strip_prefix(name: str, prefixes: list[str]) -> str:
     """Return a column's metric, of which there may be one of training and one of validation: the longest prefix is
     removed.
     """
@@ -34,8 +34,10 @@ def _without(name: str, prefixes: list[str]) -> str:
     return name[len(prefix) :] or name
 
 
-def _path(name: str, known: Collection[str]) -> str:
+def _choose_path(name: str, used_paths: Collection[str]) -> str:
     """Return the path of a metric's picture; none of those that are known."""
     file = "".join(character if character.isalnum() or character in "-_. " else "_" for character in name)
-    paths = (f"plots/{file}{suffix}.png" for suffix in ("", *(f" {number}" for number in range(2, len(known) + 2))))
-    return next(path for path in paths if path not in known)
+    paths = (
+        f"plots/{file}{suffix}.png" for suffix in ("", *(f" {number}" for number in range(2, len(used_paths) + 2)))
+    )
+    return next(path for path in paths if path not in used_paths)

@@ -32,18 +32,18 @@ class RankTracking:
     log_every_n_steps: int | None = None
     system_seconds: float | None = None
 
-    def sample_system(self) -> None:
+    def start_sampling(self) -> None:
         """Begin to sample this rank's host, if that is wanted, until this process ends. Later calls do nothing."""
         samples = any(thread.name == _THREAD for thread in threading.enumerate())
         if self.system_seconds is not None and not samples:
-            threading.Thread(target=_sample, args=(self.system_seconds,), name=_THREAD, daemon=True).start()
+            threading.Thread(target=_send_samples, args=(self.system_seconds,), name=_THREAD, daemon=True).start()
 
 
-def _sample(seconds: float) -> None:
+def _send_samples(seconds: float) -> None:
     """Send a record of each sample at the end of its interval. An error is logged on the driver."""
     try:
         monitors = [_monitor(name) for name in _MONITORS]
-        monitors += _gpu_monitors()
+        monitors += _make_gpu_monitors()
         while True:
             for monitor in monitors:
                 monitor.collect_metrics()
@@ -62,7 +62,7 @@ def _monitor(name: str) -> Any:
     return getattr(importlib.import_module(f"mlflow.system_metrics.metrics.{module}"), kind)()
 
 
-def _gpu_monitors() -> list[Any]:
+def _make_gpu_monitors() -> list[Any]:
     for name in _OF_GPUS:
         try:
             return [_monitor(name)]

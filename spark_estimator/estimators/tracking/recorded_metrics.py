@@ -72,16 +72,16 @@ class RecordedMetrics:
         self._pending: dict[tuple[int, int], dict[int, tuple[float, int]]] = {}
         self._samples: dict[int, int] = {}
 
-    def of_record(self, rank: int, record: Mapping[str, Any]) -> list[MetricValue]:
+    def convert_record(self, rank: int, record: Mapping[str, Any]) -> list[MetricValue]:
         """Return the values that a record completes.
 
         Raises:
             KeyError, TypeError, ValueError: it is no record.
         """
         if "entry" in record:
-            return self.of_epochs([record["entry"]])
+            return self.convert_epochs([record["entry"]])
         if "system" in record:
-            return self._of_system(rank, record["system"])
+            return self._convert_sample(rank, record["system"])
         epoch, step, steps = int(record["epoch"]), int(record["step"]), int(record["steps"])
         of_ranks = self._pending.setdefault((epoch, step), {})
         of_ranks[rank] = float(record["loss"]), int(record["rows"])
@@ -97,7 +97,7 @@ class RecordedMetrics:
         loss = math.fsum(of_ranks[number][0] for number in sorted(of_ranks)) / rows
         return [MetricValue(self._step_name, loss, epoch * steps + step)]
 
-    def _of_system(self, rank: int, sample: Mapping[str, Any]) -> list[MetricValue]:
+    def _convert_sample(self, rank: int, sample: Mapping[str, Any]) -> list[MetricValue]:
         """Return the values of a sample of a rank's host, by MLflow's names; the steps count the samples of the
         rank.
         """
@@ -105,7 +105,7 @@ class RecordedMetrics:
         self._samples[rank] = step + 1
         return [MetricValue(f"system/rank_{rank}/{name}", float(value), step) for name, value in sample.items()]
 
-    def of_epochs(self, entries: Iterable[Mapping[str, Any]]) -> list[MetricValue]:
+    def convert_epochs(self, entries: Iterable[Mapping[str, Any]]) -> list[MetricValue]:
         """Return the values of those entries of a history whose epochs are new."""
         values = []
         for entry in entries:

@@ -22,13 +22,13 @@ from spark_estimator.estimators.tracking.mlflow_thread import CallState, MlflowC
 from spark_estimator.estimators.tracking.rank_tracking import RankTracking
 from spark_estimator.estimators.tracking.recorded_metrics import MetricQueue, MetricValue, RecordedMetrics
 from spark_estimator.estimators.tracking.signature import Features
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.observe.driver_log import announce
 
 if TYPE_CHECKING:
     from spark_estimator.estimators.model import TableModel
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 # Before the training; and after it, without a call of MLflow's that succeeds.
 START_LIMIT, END_LIMIT = timedelta(seconds=30), timedelta(seconds=60)
@@ -61,7 +61,7 @@ def check_installed() -> None:
         ) from error
 
 
-def active_run_id() -> str | None:
+def get_active_run_id() -> str | None:
     """Return the run that is active in this thread, or that the environment of a job names; None: there is none."""
     import mlflow
 
@@ -70,7 +70,7 @@ def active_run_id() -> str | None:
 
 
 @contextlib.contextmanager
-def _run_of_environment_kept() -> Iterator[None]:
+def _keep_environment_run() -> Iterator[None]:
     """Unset the variable meanwhile: `start_run` would continue its run, and remove it, as `end_run` does."""
     with _environment_lock:
         run_id = os.environ.pop(_RUN_VARIABLE, None)
@@ -106,7 +106,7 @@ class TrackedRun:
         self.run_id = ""
         self._options = options
         self._name = options.run_name or name
-        self._parameters = _texts_of(parameters)
+        self._parameters = _to_texts(parameters)
         self._unknown = [key for key, value in parameters.items() if value is None]
         self._tags = {**tags, "spark_estimator.version": __version__, **options.tags}
         self._metrics = metrics
@@ -116,7 +116,7 @@ class TrackedRun:
         self._is_active = False
         self._is_wanted = True
         self._model_address = ""
-        self._parent = options.parent_run_id or active_run_id()
+        self._parent = options.parent_run_id or get_active_run_id()
 
     def __enter__(self) -> TrackedRun:
         """Begin the run.
@@ -131,9 +131,9 @@ class TrackedRun:
         self._is_wanted = call.state is CallState.DONE
         if not self._is_wanted:
             self._thread.close()
-            what = f"failed: {call.error}" if answered else f"got no answer within {START_LIMIT.total_seconds():g} s"
+            outcome = f"failed: {call.error}" if answered else f"got no answer within {START_LIMIT.total_seconds():g} s"
             raise PreflightError(
-                f"mlflow: beginning a run at {mlflow.get_tracking_uri()} {what}. Nothing was trained. Start the "
+                f"mlflow: beginning a run at {mlflow.get_tracking_uri()} {outcome}. Nothing was trained. Start the "
                 "tracking server, choose another one with mlflow.set_tracking_uri(), or leave mlflow out."
             ) from call.error
         self._submit("log the parameters", lambda: self._log_parameters(self._parameters))
@@ -144,7 +144,7 @@ class TrackedRun:
             self._fail(error)
         self._thread.close()
 
-    def rank_tracking(self) -> RankTracking:
+    def make_rank_tracking(self) -> RankTracking:
         """Return the ranks' part of the run."""
         sampled = self._options.log_system_metrics
         seconds = _SAMPLED_EVERY.total_seconds() if sampled is True else sampled or None
@@ -153,7 +153,7 @@ class TrackedRun:
     def take_record(self, rank: int, record: Mapping[str, Any]) -> None:
         """Take a record of a rank; does not block, and raises nothing."""
         try:
-            self._add(self._metrics.of_record(rank, record))
+            self._add(self._metrics.convert_record(rank, record))
         except Exception as error:
             _log.info("a record of rank %d is left out: %r", rank, error)
 
@@ -166,12 +166,12 @@ class TrackedRun:
             entries: of the history.
             model_bytes: about how large the model is.
         """
-        self._add(self._metrics.of_epochs(entries))
+        self._add(self._metrics.convert_epochs(entries))
         chosen = {key: model._value(key) for key in self._unknown if model.hasParam(key)}
-        texts = _texts_of({key: value for key, value in chosen.items() if isinstance(value, str)})
+        texts = _to_texts({key: value for key, value in chosen.items() if isinstance(value, str)})
         if texts:
             self._submit("log the parameters", lambda: self._log_parameters(texts))
-        pictures = plots.pictures_of(model._value("history"))
+        pictures = plots.draw_history(model._value("history"))
         if pictures:
             self._submit("log the plots", lambda: self._log_pictures(pictures))
         if self._options.log_model:
@@ -201,17 +201,17 @@ class TrackedRun:
         ended = False
         with contextlib.suppress(KeyboardInterrupt):
             ended = self._thread.wait(call, END_LIMIT)
-        missing = self._thread.outstanding()
+        missing = self._thread.list_outstanding()
         if ended and not missing:
             return
-        why = "" if ended else f"{mlflow.get_tracking_uri()} does not answer: "
+        reason = "" if ended else f"{mlflow.get_tracking_uri()} does not answer: "
         announce(
-            f"mlflow: {why}run {self.run_id} is not complete: {', '.join(missing)}. While this program runs, it is "
+            f"mlflow: {reason}run {self.run_id} is not complete: {', '.join(missing)}. While this program runs, it is "
             "tried again."
         )
 
-    def _submit(self, what: str, function: Callable[[], None], patience: timedelta = timedelta(0)) -> MlflowCall:
-        return self._thread.submit(MlflowCall(what, function, patience))
+    def _submit(self, description: str, function: Callable[[], None], patience: timedelta = timedelta(0)) -> MlflowCall:
+        return self._thread.submit(MlflowCall(description, function, patience))
 
     def _add(self, values: Sequence[MetricValue]) -> None:
         """Log values, together with those that wait already."""
@@ -225,8 +225,8 @@ class TrackedRun:
 
         self._client = mlflow.MlflowClient()
         tags = {**self._tags, **({} if self._parent is None else {PARENT_TAG: self._parent})}
-        experiment = self._experiment()
-        with _run_of_environment_kept():
+        experiment = self._find_experiment()
+        with _keep_environment_run():
             run = mlflow.start_run(
                 experiment_id=experiment, run_name=self._name, nested=True, tags=tags, log_system_metrics=False
             )
@@ -240,13 +240,13 @@ class TrackedRun:
             if self._parent is not None:
                 self._client.set_tag(self.run_id, PARENT_TAG, self._parent)
 
-    def _experiment(self) -> str | None:
+    def _find_experiment(self) -> str | None:
         """Return the id of the run's experiment; None: the active one."""
         name, client = self._options.experiment_name, self._client
         parent = None if self._parent is None else client.get_run(self._parent)  # an error where there is none
         if name is not None:
-            known = client.get_experiment_by_name(name)
-            return str(client.create_experiment(name) if known is None else known.experiment_id)
+            experiment = client.get_experiment_by_name(name)
+            return str(client.create_experiment(name) if experiment is None else experiment.experiment_id)
         return None if parent is None else str(parent.info.experiment_id)
 
     def _log_parameters(self, parameters: Mapping[str, str]) -> None:
@@ -305,11 +305,11 @@ def _end_active(status: str) -> None:
     """End this thread's active run."""
     import mlflow
 
-    with _run_of_environment_kept():
+    with _keep_environment_run():
         mlflow.end_run(status)
 
 
-def _texts_of(parameters: Mapping[str, Any]) -> dict[str, str]:
+def _to_texts(parameters: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: (value if isinstance(value, str) else repr(value))[:_LONGEST_PARAMETER]
         for key, value in parameters.items()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
-from spark_estimator.data.numbers import numbers_of
-from spark_estimator.data.quoting import quoted
+from spark_estimator.data.numbers import to_numbers
+from spark_estimator.data.quoting import quote
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -54,60 +54,60 @@ class Features:
     example: Any = None
 
     @classmethod
-    def of_frame(cls, frame: DataFrame, kinds: Mapping[str, str]) -> Features:
+    def from_frame(cls, frame: DataFrame, kinds: Mapping[str, str]) -> Features:
         """Return the features with the first rows of a DataFrame, which a small Spark job collects."""
         from pyspark.sql import functions
 
         if not {name.partition(".")[0] for name in kinds if name not in frame.columns} <= set(frame.columns):
             return cls(kinds)  # a function of the user's makes them
-        columns = [functions.col(_path(frame, name)).alias(name) for name in kinds]
-        return cls(kinds, _in_plain_lists(frame.select(*columns).limit(EXAMPLE_ROWS).toPandas()))
+        columns = [functions.col(_quote_path(frame, name)).alias(name) for name in kinds]
+        return cls(kinds, _to_plain_lists(frame.select(*columns).limit(EXAMPLE_ROWS).toPandas()))
 
     @classmethod
-    def of_files(cls, files: DataFiles, columns: Columns) -> Features:
+    def from_files(cls, files: DataFiles, columns: Columns) -> Features:
         """Return the features with the first rows of Parquet files, which this process reads."""
         kinds = {column.name: column.kind for column in columns.features}
         names = [name for name in kinds if name in files.kinds]
         if len(names) < len(kinds):  # a function of the user's makes them
             return cls(kinds)
-        rows = next(iter(files.batches(names, 0, 1, EXAMPLE_ROWS)), None)
+        rows = next(iter(files.read_batches(names, 0, 1, EXAMPLE_ROWS)), None)
         if rows is None:
             return cls(kinds)
         arrays = [
-            numbers_of(column) if kinds[name] == "vector" else column
+            to_numbers(column) if kinds[name] == "vector" else column
             for name, column in zip(names, rows.columns, strict=True)
         ]
-        return cls(kinds, _in_plain_lists(pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pandas()))
+        return cls(kinds, _to_plain_lists(pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pandas()))
 
 
-def _path(frame: DataFrame, name: str) -> str:
+def _quote_path(frame: DataFrame, name: str) -> str:
     """Return how Spark's functions call a column, or a field of a struct."""
     if name in frame.columns:
-        return quoted(name)
-    return ".".join(map(quoted, name.split(".")))
+        return quote(name)
+    return ".".join(map(quote, name.split(".")))
 
 
-def _in_plain_lists(frame: Any) -> Any:
+def _to_plain_lists(frame: Any) -> Any:
     """Return the frame with lists in place of vectors and arrays, and plain dicts in place of rows: MLflow writes
     JSON of them.
     """
     for name in frame.columns:
         if frame[name].dtype == object:
-            frame[name] = [_plain(value) for value in frame[name]]
+            frame[name] = [_to_plain(value) for value in frame[name]]
     return frame
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if hasattr(value, "toArray"):
         value = value.toArray()
     if hasattr(value, "asDict"):
         return value.asDict(recursive=True)
     if hasattr(value, "tolist") and not isinstance(value, (str, bytes)):
         return value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+    return [_to_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def signature_of(features: Features, columns: Sequence[PredictionColumn], nullable: Collection[str] = ()) -> Any:
+def make_signature(features: Features, columns: Sequence[PredictionColumn], nullable: Collection[str] = ()) -> Any:
     """Return MLflow's ModelSignature; None if MLflow has no name for a feature's type.
 
     Args:
@@ -117,31 +117,31 @@ def signature_of(features: Features, columns: Sequence[PredictionColumn], nullab
     from mlflow.models import ModelSignature
 
     optional = {name for name, kind in features.kinds.items() if name in nullable or kind.startswith(_TEXTS)}
-    inputs = _schema(features.kinds, optional)
-    outputs = _schema({column.name: column.kind for column in columns})
+    inputs = _make_schema(features.kinds, optional)
+    outputs = _make_schema({column.name: column.kind for column in columns})
     return None if inputs is None else ModelSignature(inputs=inputs, outputs=outputs)
 
 
-def _schema(kinds: Mapping[str, str], optional: Collection[str] = ()) -> Any:
+def _make_schema(kinds: Mapping[str, str], optional: Collection[str] = ()) -> Any:
     from mlflow.types import Schema
 
     try:
-        return Schema([_column(name, kind, required=name not in optional) for name, kind in kinds.items()])
+        return Schema([_make_column(name, kind, required=name not in optional) for name, kind in kinds.items()])
     except DataError:
         return None
 
 
-def _column(name: str, kind: str, *, required: bool) -> Any:
+def _make_column(name: str, kind: str, *, required: bool) -> Any:
     from mlflow.types import schema
 
-    chosen = _type(kind)
+    chosen = _to_type(kind)
     # pandas has floats for whole numbers with null, which MLflow refuses for each of its types of numbers.
     if not required and kind in _WHOLE and hasattr(schema, "AnyType"):  # since MLflow 2.19
         chosen = schema.AnyType()
     return schema.ColSpec(type=chosen, name=name, required=required)
 
 
-def _type(kind: str) -> Any:
+def _to_type(kind: str) -> Any:
     from mlflow.types import DataType
     from mlflow.types.schema import Array, Object, Property
 
@@ -152,7 +152,7 @@ def _type(kind: str) -> Any:
         return Array(Object(texts))
     if kind.startswith("array<"):
         inside = kind[len("array<") : -1]
-        return Array(_type("double" if inside == "float" else inside))  # lists of Python's numbers are doubles
+        return Array(_to_type("double" if inside == "float" else inside))  # lists of Python's numbers are doubles
     if kind not in _TYPES:
         raise DataError(f"MLflow has no type for {kind}.")
     return DataType[_TYPES[kind]]

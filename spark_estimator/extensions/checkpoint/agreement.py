@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from spark_estimator.checkpoint.schedule import clock
+from spark_estimator.checkpoint.schedule import read_clock
 from spark_estimator.checkpoint.writer_link import WriterLink
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint.layout import Layout
@@ -34,7 +34,7 @@ def exchange_states(
     """Return the states of all ranks. Writers give up a copy that one of them could not write."""
     control = link.control
     structure = 0 if layout is None else int(layout.digest[:15], 16)
-    present = control.is_busy, control.failed, control.completed, int(1000 * clock())
+    present = control.is_busy, control.failed, control.completed, int(1000 * read_clock())
     mine = RankState(*present, structure, stops, int(spent), int(time.time()))
     rows = torch.tensor([mine], dtype=torch.int64, device="cpu")
     if ranks > 1:

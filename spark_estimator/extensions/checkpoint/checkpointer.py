@@ -33,9 +33,9 @@ from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint import restoring
 from spark_estimator.extensions.checkpoint.agreement import RankState, check_states, exchange_states
 from spark_estimator.extensions.checkpoint.copying import StateCopier
-from spark_estimator.extensions.checkpoint.job import Packed, part_job
+from spark_estimator.extensions.checkpoint.job import Packed, write_job
 from spark_estimator.extensions.checkpoint.part_writer import WritePart
-from spark_estimator.extensions.checkpoint.reading import store_of
+from spark_estimator.extensions.checkpoint.reading import open_store
 from spark_estimator.extensions.checkpoint.standby import OWED, WAITS, Standby, StandbyEvent, StandbyState
 from spark_estimator.extensions.checkpoint.state import StateEntry, check_names
 from spark_estimator.extensions.checkpoint.step_clock import StepClock
@@ -72,7 +72,7 @@ class _CopyLog:
 
     def read(self, timeout: timedelta = timedelta(0)) -> None:
         """Log what became of earlier copies. Wait this time for the first report."""
-        for report in self._link.reports(timeout):
+        for report in self._link.read_reports(timeout):
             step = self.get_step(report.ticket)
             what = f"the checkpoint of step {'?' if step is None else step}"
             if report.error:
@@ -151,7 +151,7 @@ class Checkpointer:
         self._local = dict(local or {})
         check_names(list(state), list(state.values()), "state")
         check_names(list(self._local), list(self._local.values()), "local state")
-        store = store_of(folder)
+        store = open_store(folder)
         if store.prefix_path.startswith("memory:"):
             raise ValueError(f"{store.prefix_path} is in this process's memory, where no writer can write.")
         self._store = store
@@ -165,7 +165,7 @@ class Checkpointer:
         self._standby = Standby()
         optimizers = [value for value in state.values() if overlap and isinstance(value, torch.optim.Optimizer)]
         self._copier = StateCopier(state, self._local, self._rank, self._ranks, optimizers)
-        self._hooks = [optimizer.register_step_pre_hook(self._before_optimizer_step) for optimizer in optimizers]
+        self._hooks = [optimizer.register_step_pre_hook(self._wait_before_optimizer_step) for optimizer in optimizers]
         self._link: WriterLink | None = WriterLink(WritePart(store))
         self._copies = _CopyLog(self._link, store.prefix_path, self._rank)
 
@@ -230,22 +230,22 @@ class Checkpointer:
             return False
         step, staging = self.steps, self._copier.staging
         assert staging is not None
-        number, replaced = link.free_slot(replaces=SlotState.STANDBY)
+        number, replaced = link.take_slot(replaces=SlotState.STANDBY)
         if replaced is not None:
             self._copies.note_replaced(self._copies.get_step(replaced), f"step {step}")
         ticket = self._copies.add(step)
         path = f"{self._store.prefix_path}/{self._clock.name_folder(states[0].date)}"
-        targets = staging.targets(number)  # before `part_job`: it makes room, which could cut the job off
-        job = part_job(link.slots[number], staging.layout, objects, path, self._rank, self._ranks, self._keep)
+        targets = staging.get_targets(number)  # before `write_job`: it makes room, which could cut the job off
+        job = write_job(link.slots[number], staging.layout, objects, path, self._rank, self._ranks, self._keep)
 
-        def done(whole: bool) -> None:
+        def submit_copy(whole: bool) -> None:
             if whole:
                 link.submit(number, ticket, job, now=decision is StandbyState.WRITING)
             else:
                 link.note_failure(ticket)
                 self._copies.note_change(step)
 
-        self._copier.copy(entries, targets, done)
+        self._copier.copy(entries, targets, submit_copy)
         self._standby.add(time.perf_counter() - began)
         return True
 
@@ -317,7 +317,7 @@ class Checkpointer:
         else:  # the other ranks may be elsewhere
             self.abandon()
 
-    def _before_optimizer_step(self, *_: Any) -> None:
+    def _wait_before_optimizer_step(self, *_: Any) -> None:
         began = time.perf_counter()
         self._copier.wait()
         self._standby.add(time.perf_counter() - began)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy
 import torch
 
-from spark_estimator.checkpoint.random_state import random_state
+from spark_estimator.checkpoint.random_state import get_random_state
 from spark_estimator.checkpoint.writer_link import WriterLink
 from spark_estimator.extensions.checkpoint.job import Objects, Packed
-from spark_estimator.extensions.checkpoint.layout import Layout, Staging, layout_of, part_of, structure_of
-from spark_estimator.extensions.checkpoint.state import StateEntry, entries_of, own_buffers, parameters_of
+from spark_estimator.extensions.checkpoint.layout import Layout, Staging, collect_structure, make_layout, select_rows
+from spark_estimator.extensions.checkpoint.state import StateEntry, collect_addresses, collect_entries, find_own_buffers
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -99,10 +99,10 @@ class StateCopier:
         Raises:
             DataError: it cannot be in a checkpoint.
         """
-        entries = [*entries_of(self._state), StateEntry("step", ("step",), step)]
-        structure = structure_of(entries)
+        entries = [*collect_entries(self._state), StateEntry("step", ("step",), step)]
+        structure = collect_structure(entries)
         if self.layout is None or self.layout.structure != structure:
-            layout = layout_of(entries, structure, self._rank, self._ranks)
+            layout = make_layout(entries, structure, self._rank, self._ranks)
             self.staging = Staging(layout, [entry.value for entry in entries], link)
         return entries
 
@@ -115,21 +115,21 @@ class StateCopier:
         entries = self.make_room(step, link)
         buffers = {}
         for name, value in self._state.items():
-            for key, buffer in own_buffers(value).items() if self._rank else ():
+            for key, buffer in find_own_buffers(value).items() if self._rank else ():
                 buffers[f"{name}.{key}"] = buffer.detach().cpu()
         local = {name: value.state_dict() for name, value in self._local.items()}
-        rank_state = {"random": random_state(), "buffers": buffers, "local": local}
-        return entries, self._objects.packed(entries, rank_state, self._rank)
+        rank_state = {"random": get_random_state(), "buffers": buffers, "local": local}
+        return entries, self._objects.pack(entries, rank_state, self._rank)
 
     def copy(
         self, entries: Sequence[StateEntry], targets: Sequence[torch.Tensor], done: Callable[[bool], None]
     ) -> None:
         """Copy tensors to the targets that `staging` has for a slot; `done` as of `Copying.run`."""
         assert self.layout is not None
-        later = parameters_of(self._optimizers)
+        later = collect_addresses(self._optimizers)
         pairs: tuple[list[Pair], list[Pair]] = [], []
         for target, placed in zip(targets, self.layout.pieces, strict=True):
-            source = part_of(entries[placed.entry].value.detach(), placed)
+            source = select_rows(entries[placed.entry].value.detach(), placed)
             pairs[source.untyped_storage().data_ptr() in later].append((target, source))
         self._copying.run(*pairs, done)
 
@@ -141,10 +141,10 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     ranks.
     """
     if source.device.type == "cpu" and source.is_contiguous():
-        numpy.copyto(_bytes_of(target), _bytes_of(source))
+        numpy.copyto(_view_bytes(target), _view_bytes(source))
     else:
         target.copy_(source)
 
 
-def _bytes_of(tensor: torch.Tensor) -> Any:
+def _view_bytes(tensor: torch.Tensor) -> Any:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()

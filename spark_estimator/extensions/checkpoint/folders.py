@@ -39,7 +39,7 @@ class Folder:
         return f"step-{self.step:010d}-{self.generation:04d}-{moment}-{self.group}"
 
     @staticmethod
-    def of(name: str) -> Folder | None:
+    def parse(name: str) -> Folder | None:
         """Return the folder of this name; None if it is not a checkpoint's."""
         match = _NAME.fullmatch(name)
         if match is None:
@@ -51,17 +51,17 @@ class Folder:
         return Folder(int(match["generation"]), int(match["step"]), match["group"], int(moment.timestamp()))
 
 
-def part_name(rank: int) -> str:
+def make_part_name(rank: int) -> str:
     """Return the file name of a rank's part, as torch names it."""
     return f"__{rank}_0.distcp"
 
 
-def note_name(rank: int) -> str:
+def make_note_name(rank: int) -> str:
     """Return the name of the file that exists once a rank's part is whole."""
     return f".part-{rank}.json"
 
 
-def folders_in(store: FilesystemStore, root: str) -> list[Folder]:
+def list_folders(store: FilesystemStore, root: str) -> list[Folder]:
     """Return the folders of checkpoints, complete or not, the newest first; none if the root does not exist.
 
     Raises:
@@ -71,7 +71,7 @@ def folders_in(store: FilesystemStore, root: str) -> list[Folder]:
         entries = store.entries(root)
     except FileNotFoundError:
         return []
-    parsed = [Folder.of(posixpath.basename(entry.path)) for entry in entries if entry.size is None]
+    parsed = [Folder.parse(posixpath.basename(entry.path)) for entry in entries if entry.size is None]
     return sorted((folder for folder in parsed if folder is not None), reverse=True)
 
 
@@ -88,7 +88,7 @@ def is_complete(store: FilesystemStore, root: str, folder: Folder) -> bool:
     return METADATA in {posixpath.basename(entry.path) for entry in entries}
 
 
-def expendable(
+def find_expendable(
     folders: Sequence[Folder], complete: Collection[Folder], keep: int, keep_every: timedelta | None
 ) -> list[Folder]:
     """Return the folders to remove after a checkpoint was completed.
@@ -99,14 +99,14 @@ def expendable(
         keep: the number of newest ones that stay.
         keep_every: the first of each such period stays, too; None: no others.
     """
-    kept = [folder for folder in folders if folder in complete]
-    stay = set(kept[:keep])
+    completed = [folder for folder in folders if folder in complete]
+    stay = set(completed[:keep])
     if keep_every is not None:
         firsts: dict[int, Folder] = {}
-        for folder in kept:  # the oldest of a period is the last
+        for folder in completed:  # the oldest of a period is the last
             firsts[int(folder.time // keep_every.total_seconds())] = folder
         stay |= set(firsts.values())
-    newest = kept[0] if kept else None
+    newest = completed[0] if completed else None
     for folder in folders:
         if folder in complete:
             continue

@@ -41,14 +41,14 @@ class Frame:
 
 
 @functools.lru_cache(maxsize=4096)
-def frame_of(shape: tuple[int, ...], dtype: torch.dtype) -> Frame:
+def make_frame(shape: tuple[int, ...], dtype: torch.dtype) -> Frame:
     """Return the bytes that ``torch.save`` writes for a contiguous tensor of this shape and type."""
     with open(os.memfd_create("spark_estimator frame", os.MFD_CLOEXEC), "w+b") as stream:  # the numbers take no memory
         with skip_data():
             torch.save(torch.empty(shape, dtype=dtype), stream)
         size = stream.seek(0, os.SEEK_END)
         hole = None
-        for info, entry in _directory(stream):
+        for info, entry in _list_entries(stream):
             if info.filename.rpartition("/")[0].endswith("/data") and info.file_size:
                 name, extra = struct.unpack("<HH", _read(stream, info.header_offset + 26, 4))
                 offset = info.header_offset + 30 + name + extra
@@ -58,30 +58,30 @@ def frame_of(shape: tuple[int, ...], dtype: torch.dtype) -> Frame:
         return Frame(size, tuple((start, _read(stream, start, stop - start)) for start, stop in spans), hole)
 
 
-def moved(hole: Hole, offset: int) -> Hole:
+def move_hole(hole: Hole, offset: int) -> Hole:
     """Return the same room in a file in which the piece begins at an offset."""
-    return Hole(hole.offset + offset, hole.size, tuple(place + offset for place in hole.checksums))
+    return Hole(hole.offset + offset, hole.size, tuple(position + offset for position in hole.checksums))
 
 
-def aligned(offset: int) -> int:
+def align(offset: int) -> int:
     """Return the next offset at which a piece can begin."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def packed(value: object) -> bytes:
+def save_to_bytes(value: object) -> bytes:
     """Return an object as ``torch.save`` writes it."""
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
 
 
-def _directory(stream: BinaryIO) -> Iterator[tuple[zipfile.ZipInfo, int]]:
+def _list_entries(stream: BinaryIO) -> Iterator[tuple[zipfile.ZipInfo, int]]:
     """Yield the entries of the archive, and the offset of each in the central directory."""
     archive = zipfile.ZipFile(stream)
-    place = archive.start_dir
+    position = archive.start_dir
     for info in archive.infolist():
-        yield info, place
-        place += 46 + sum(struct.unpack("<HHH", _read(stream, place + 28, 6)))
+        yield info, position
+        position += 46 + sum(struct.unpack("<HHH", _read(stream, position + 28, 6)))
 
 
 def _read(stream: BinaryIO, offset: int, size: int) -> bytes:

@@ -51,7 +51,7 @@ class Saved:
     extents: tuple[Extent, ...]  # where it is
 
 
-def index_of(text: bytes, name: str) -> dict[str, Saved]:
+def parse_index(text: bytes, name: str) -> dict[str, Saved]:
     """Return the values by their keys.
 
     Args:
@@ -64,10 +64,10 @@ def index_of(text: bytes, name: str) -> dict[str, Saved]:
     try:
         whole = _Reader(io.BytesIO(text)).load()
         storage = {
-            (item.fields["fqn"], item.fields.get("offset")): place for item, place in whole["storage_data"].items()
+            (item.fields["fqn"], item.fields.get("offset")): info for item, info in whole["storage_data"].items()
         }
         return {
-            key: _saved(key, value, storage, whole["planner_data"])
+            key: _parse_value(key, value, storage, whole["planner_data"])
             for key, value in whole["state_dict_metadata"].items()
         }
     except Exception as error:  # a damaged pickle raises any error
@@ -76,18 +76,20 @@ def index_of(text: bytes, name: str) -> dict[str, Saved]:
         ) from error
 
 
-def _saved(key: str, value: Any, storage: Mapping[Any, Any], paths: Mapping[str, Sequence[str | int]] | None) -> Saved:
+def _parse_value(
+    key: str, value: Any, storage: Mapping[Any, Any], paths: Mapping[str, Sequence[str | int]] | None
+) -> Saved:
     path = tuple((paths or {}).get(key, (key,)))
     if not value.fields:
-        return Saved(key, path, None, (), (_extent(storage[key, None]),))
+        return Saved(key, path, None, (), (_parse_extent(storage[key, None]),))
     dtype = value.fields["properties"].state[0]
     chunks = [(chunk.fields["offsets"], chunk.fields["sizes"]) for chunk in value.fields["chunks"]]
-    extents = tuple(_extent(storage[key, first], first, sizes) for first, sizes in chunks)
+    extents = tuple(_parse_extent(storage[key, first], first, sizes) for first, sizes in chunks)
     return Saved(key, path, dtype, value.fields["size"], extents)
 
 
-def _extent(place: Any, first: tuple[int, ...] = (), sizes: tuple[int, ...] = ()) -> Extent:
-    file, offset, length = (place.fields[name] for name in ("relative_path", "offset", "length"))
+def _parse_extent(info: Any, first: tuple[int, ...] = (), sizes: tuple[int, ...] = ()) -> Extent:
+    file, offset, length = (info.fields[name] for name in ("relative_path", "offset", "length"))
     if "/" in file or not file.endswith(".distcp"):
         raise ValueError(f"{file!r} is no file of a checkpoint")
     return Extent(file, int(offset), int(length), first, sizes)

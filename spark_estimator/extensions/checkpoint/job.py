@@ -12,7 +12,7 @@ import torch
 
 from spark_estimator.checkpoint.slot_memory import SlotMemory
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.checkpoint.image import packed
+from spark_estimator.extensions.checkpoint.image import save_to_bytes
 from spark_estimator.extensions.checkpoint.layout import Layout
 from spark_estimator.extensions.checkpoint.state import Path, StateEntry
 
@@ -27,7 +27,7 @@ class Objects:
         self._known: dict[str, tuple[Any, bytes]] = {}
         self._checked: set[tuple[str, type]] = set()
 
-    def packed(self, entries: Sequence[StateEntry], rank_state: Mapping[str, Any], rank: int) -> list[Packed]:
+    def pack(self, entries: Sequence[StateEntry], rank_state: Mapping[str, Any], rank: int) -> list[Packed]:
         """Return the content of this rank's part: its own values, and on rank 0 those of all.
 
         Raises:
@@ -36,15 +36,15 @@ class Objects:
         values = [
             (entry.key, entry.path, entry.value) for entry in entries if not isinstance(entry.value, torch.Tensor)
         ]
-        result = [(key, path, self._bytes_of(key, value)) for key, path, value in values] if rank == 0 else []
+        result = [(key, path, self._pack_value(key, value)) for key, path, value in values] if rank == 0 else []
         key = f"ranks.{rank}"
-        return [*result, (key, ("ranks", str(rank)), self._bytes_of(key, rank_state))]
+        return [*result, (key, ("ranks", str(rank)), self._pack_value(key, rank_state))]
 
-    def _bytes_of(self, key: str, value: Any) -> bytes:
-        known = self._known.get(key)
-        if known is not None and type(known[0]) is type(value) and known[0] == value:
-            return known[1]
-        content = packed(value)
+    def _pack_value(self, key: str, value: Any) -> bytes:
+        cached = self._known.get(key)
+        if cached is not None and type(cached[0]) is type(value) and cached[0] == value:
+            return cached[1]
+        content = save_to_bytes(value)
         if (key, type(value)) not in self._checked:
             try:
                 torch.load(io.BytesIO(content), weights_only=True)
@@ -59,7 +59,7 @@ class Objects:
         return content
 
 
-def part_job(
+def write_job(
     slot: SlotMemory,
     layout: Layout,
     objects: Sequence[Packed],

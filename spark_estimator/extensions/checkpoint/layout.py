@@ -17,7 +17,7 @@ import torch
 
 from spark_estimator.checkpoint.shared_control import SlotState
 from spark_estimator.checkpoint.writer_link import WriterLink
-from spark_estimator.extensions.checkpoint.image import Hole, aligned, frame_of, moved
+from spark_estimator.extensions.checkpoint.image import Hole, align, make_frame, move_hole
 from spark_estimator.extensions.checkpoint.metadata_text import SavedPiece
 from spark_estimator.extensions.checkpoint.state import StateEntry
 
@@ -29,7 +29,7 @@ SMALLEST_PIECE = 1 << 20
 _PIECES_OF_A_SHARE = 8
 
 
-def structure_of(entries: Sequence[StateEntry]) -> Structure:
+def collect_structure(entries: Sequence[StateEntry]) -> Structure:
     """Return keys, types and shapes of a state, which must be equal on all ranks."""
     return tuple(
         (entry.key, str(entry.value.dtype).removeprefix("torch."), tuple(entry.value.shape))
@@ -73,7 +73,7 @@ class Layout:
     @property
     def objects_offset(self) -> int:
         """Return the offset in a slot of the values that are not tensors."""
-        return aligned(self.end + len(self.table))
+        return align(self.end + len(self.table))
 
 
 class Staging:
@@ -87,7 +87,7 @@ class Staging:
 
     def __init__(self, layout: Layout, values: Sequence[Any], link: WriterLink) -> None:
         self.layout = layout
-        shapes = [part_of(values[placed.entry], placed).shape for placed in layout.pieces]
+        shapes = [select_rows(values[placed.entry], placed).shape for placed in layout.pieces]
         dtypes = [values[placed.entry].dtype for placed in layout.pieces]
         self._kinds = list(zip(layout.pieces, shapes, dtypes, strict=True))
         self._link = link
@@ -95,19 +95,19 @@ class Staging:
         self._thread = threading.Thread(target=self._make, name="spark_estimator checkpoint memory", daemon=True)
         self._thread.start()
 
-    def targets(self, number: int) -> list[torch.Tensor]:
+    def get_targets(self, number: int) -> list[torch.Tensor]:
         """Return [pieces] tensors over a free slot's memory, to copy to."""
         self._thread.join()
         result = self._targets[number]
         if result is None:
-            result = self._targets[number] = self._made(number)
+            result = self._targets[number] = self._make_targets(number)
         return result
 
     def _make(self) -> None:
-        for number in self._link.control.in_state(SlotState.FREE):  # a copy that waits is not overwritten
-            self._targets[number] = self._made(number)
+        for number in self._link.control.find_slots(SlotState.FREE):  # a copy that waits is not overwritten
+            self._targets[number] = self._make_targets(number)
 
-    def _made(self, number: int) -> list[torch.Tensor]:
+    def _make_targets(self, number: int) -> list[torch.Tensor]:
         slot, layout = self._link.slots[number], self.layout
         if layout.end:
             slot.make_room(layout.end)
@@ -123,12 +123,12 @@ class Staging:
         return result
 
 
-def part_of(tensor: torch.Tensor, piece: TensorPiece | Placed) -> torch.Tensor:
+def select_rows(tensor: torch.Tensor, piece: TensorPiece | Placed) -> torch.Tensor:
     """Return the rows of a piece."""
     return tensor[piece.first : piece.first + piece.rows] if tensor.dim() else tensor
 
 
-def layout_of(entries: Sequence[StateEntry], structure: Structure, rank: int, ranks: int) -> Layout:
+def make_layout(entries: Sequence[StateEntry], structure: Structure, rank: int, ranks: int) -> Layout:
     """Return the layout of a rank's part. No other rank is asked, as all have the same structure."""
     digest = hashlib.sha256(json.dumps(structure).encode()).hexdigest()
     layout = Layout(structure, digest)
@@ -136,22 +136,22 @@ def layout_of(entries: Sequence[StateEntry], structure: Structure, rank: int, ra
     shared = [number for number in tensors if not entries[number].of_first]
     shapes = [tuple(entries[number].value.shape) for number in shared]
     pieces = share_out(shapes, [entries[number].value.element_size() for number in shared], ranks)
-    mine = [(shared[piece.tensor], piece) for piece in pieces if piece.rank == rank]
+    own_pieces = [(shared[piece.tensor], piece) for piece in pieces if piece.rank == rank]
     if rank == 0:
         firsts = [number for number in tensors if entries[number].of_first]
-        mine += [(number, _whole(entries[number].value)) for number in firsts]
+        own_pieces += [(number, _make_whole_piece(entries[number].value)) for number in firsts]
     saved = []
-    for number, piece in mine:
+    for number, piece in own_pieces:
         entry = entries[number]
         tensor = entry.value
-        sizes = tuple(part_of(tensor, piece).shape)
-        frame = frame_of(sizes, tensor.dtype)
-        offset = aligned(layout.end)
+        sizes = tuple(select_rows(tensor, piece).shape)
+        frame = make_frame(sizes, tensor.dtype)
+        offset = align(layout.end)
         if offset > layout.end:
             layout.texts.append((layout.end, bytes(offset - layout.end)))
-        layout.texts += [(offset + place, text) for place, text in frame.texts]
+        layout.texts += [(offset + position, text) for position, text in frame.texts]
         if frame.hole is not None:
-            layout.pieces.append(Placed(number, piece.first, piece.rows, moved(frame.hole, offset)))
+            layout.pieces.append(Placed(number, piece.first, piece.rows, move_hole(frame.hole, offset)))
         layout.end = offset + frame.size
         first = (piece.first, *[0] * (tensor.dim() - 1)) if tensor.dim() else ()
         dtype = structure[number][1]
@@ -162,7 +162,7 @@ def layout_of(entries: Sequence[StateEntry], structure: Structure, rank: int, ra
     return layout
 
 
-def _whole(tensor: torch.Tensor) -> TensorPiece:
+def _make_whole_piece(tensor: torch.Tensor) -> TensorPiece:
     return TensorPiece(0, 0, tensor.shape[0] if tensor.dim() else 1, 0)
 
 

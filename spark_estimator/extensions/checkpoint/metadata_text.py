@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from spark_estimator.extensions.checkpoint.pickle_text import Made, Name, dict_of, pickled
+from spark_estimator.extensions.checkpoint.pickle_text import Made, Name, make_dict, pickle_value
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILES = "torch.distributed.checkpoint.filesystem"
@@ -61,7 +61,7 @@ class Note:
         return Note(values["rank"], values["file"], values["size"], values["structure"], pieces, objects)
 
 
-def metadata_text(notes: Sequence[Note], folder: str) -> bytes:
+def make_metadata(notes: Sequence[Note], folder: str) -> bytes:
     """Return the content of the file.
 
     Args:
@@ -82,24 +82,24 @@ def metadata_text(notes: Sequence[Note], folder: str) -> bytes:
         for saved in note.objects:
             state[saved.key] = Made(Name(_METADATA, "BytesStorageMetadata"))
             paths[saved.key] = tuple(saved.path)
-            storage.append((_index(saved.key, None), _place(note.file, saved)))
+            storage.append((_make_index(saved.key, None), _make_storage_info(note.file, saved)))
         for piece in note.pieces:
             pieces.setdefault(piece.key, []).append((piece, note.file))
             paths[piece.key] = tuple(piece.path)
     for key, parts in pieces.items():
         parts.sort(key=lambda part: tuple(part[0].first))
         _check_whole(key, [piece for piece, _ in parts])
-        state[key] = _tensor([piece for piece, _ in parts])
-        storage += [(_index(key, piece.first), _place(file, piece)) for piece, file in parts]
+        state[key] = _make_tensor_entry([piece for piece, _ in parts])
+        storage += [(_make_index(key, piece.first), _make_storage_info(file, piece)) for piece, file in parts]
     meta: dict[str, Any] = {"checkpoint_id": folder, "save_id": None, "load_id": None, "modules": []}
     whole = {
         "state_dict_metadata": state,
         "planner_data": paths,
-        "storage_data": dict_of(storage),
+        "storage_data": make_dict(storage),
         "storage_meta": Made(Name(_METADATA, "StorageMeta"), state=meta),
         "version": _VERSION,
     }
-    return pickled(Made(Name(_METADATA, "Metadata"), state=whole))
+    return pickle_value(Made(Name(_METADATA, "Metadata"), state=whole))
 
 
 def _check_whole(key: str, pieces: Sequence[SavedPiece]) -> None:
@@ -112,33 +112,34 @@ def _check_whole(key: str, pieces: Sequence[SavedPiece]) -> None:
         raise ValueError(f"of {key} there are {rows} rows, and it has the shape {list(pieces[0].shape)}")
 
 
-def _tensor(pieces: Sequence[SavedPiece]) -> Made:
+def _make_tensor_entry(pieces: Sequence[SavedPiece]) -> Made:
     layout = Made(Name("torch.serialization", "_get_layout"), ("torch.strided",))
     contiguous = Made(Name(_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
     properties = (Name("torch", pieces[0].dtype), layout, False, contiguous, False)
     chunks = [
         Made(
-            Name(_METADATA, "ChunkStorageMetadata"), state={"offsets": _size(piece.first), "sizes": _size(piece.sizes)}
+            Name(_METADATA, "ChunkStorageMetadata"),
+            state={"offsets": _make_size(piece.first), "sizes": _make_size(piece.sizes)},
         )
         for piece in pieces
     ]
     state = {
         "properties": Made(Name(_METADATA, "TensorProperties"), state=properties),
-        "size": _size(pieces[0].shape),
+        "size": _make_size(pieces[0].shape),
         "chunks": chunks,
     }
     return Made(Name(_METADATA, "TensorStorageMetadata"), state=state)
 
 
-def _size(numbers: Sequence[int]) -> Made:
+def _make_size(numbers: Sequence[int]) -> Made:
     return Made(Name("torch", "Size"), (tuple(numbers),))
 
 
-def _index(key: str, first: Sequence[int] | None) -> Made:
-    offset = {} if first is None else {"offset": _size(first)}
+def _make_index(key: str, first: Sequence[int] | None) -> Made:
+    offset = {} if first is None else {"offset": _make_size(first)}
     return Made(Name(_METADATA, "MetadataIndex"), state={"fqn": key, "index": None, **offset})
 
 
-def _place(file: str, saved: SavedPiece | SavedObject) -> Made:
+def _make_storage_info(file: str, saved: SavedPiece | SavedObject) -> Made:
     state = {"relative_path": file, "offset": saved.offset, "length": saved.length}
     return Made(Name(_FILES, "_StorageInfo"), state=state)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from spark_estimator.checkpoint.orphan_limit import GRACE
 from spark_estimator.checkpoint.writer import GivenUpError, PendingCopy, Writer
 from spark_estimator.extensions.checkpoint import folders
-from spark_estimator.extensions.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
+from spark_estimator.extensions.checkpoint.metadata_text import Note, SavedObject, SavedPiece, make_metadata
 from spark_estimator.store import FilesystemStore
 from spark_estimator.store.replacement import make_folders
 
@@ -52,37 +52,37 @@ class WritePart:
             self._store.fs.makedirs(path, exist_ok=True)
         else:
             make_folders(path)
-        file = folders.part_name(rank)
+        file = folders.make_part_name(rank)
         began = time.monotonic()
         objects, offset = [], end
         for key, where, first, length in job["objects"]:
             objects.append((SavedObject(key, where, offset, length), view[first : first + length]))
             offset += length
 
-        def content() -> Any:
+        def read_content() -> Any:
             yield from chunks(view, end, table["holes"])
             for _, text in objects:
                 yield text
 
         with self._store.open(posixpath.join(path, file), "wb") as stream:
-            size = write_all(stream, content(), lambda: writer.check(ticket))
+            size = write_all(stream, read_content(), lambda: writer.check(ticket))
         pieces = [SavedPiece(**piece) for piece in table["pieces"]]
         note = Note(rank, file, size, table["structure"], pieces, [saved for saved, _ in objects])
-        self._store.write(posixpath.join(path, folders.note_name(rank)), json.dumps(note.to_json()).encode())
+        self._store.write(posixpath.join(path, folders.make_note_name(rank)), json.dumps(note.to_json()).encode())
         if rank == 0:
             self._complete_with_all(writer, ticket, job, timedelta(seconds=2 * (time.monotonic() - began)))
         return size
 
     def _complete_with_all(self, writer: Writer, ticket: int, job: dict[str, Any], grace: timedelta) -> None:
         path = job["path"]
-        names = [folders.note_name(rank) for rank in range(job["size"])]
+        names = [folders.make_note_name(rank) for rank in range(job["size"])]
         self._await(writer, ticket, path, set(names), max(grace, GRACE))
         notes = []
         for name in names:
             writer.check(ticket)
             notes.append(Note.from_json(json.loads(self._store.read(posixpath.join(path, name)))))
         writer.check(ticket)
-        self._store.write(posixpath.join(path, folders.METADATA), metadata_text(notes, path))
+        self._store.write(posixpath.join(path, folders.METADATA), make_metadata(notes, path))
         # Nothing hangs on what follows: what cannot be removed stays.
         try:
             for name in names:
@@ -109,14 +109,14 @@ class WritePart:
 
     def _clean(self, writer: Writer, job: dict[str, Any]) -> None:
         root = posixpath.dirname(job["path"])
-        present = folders.folders_in(self._store, root)
+        present = folders.list_folders(self._store, root)
         self._complete &= set(present)
         for folder in present:
             writer.advance()
             if folder not in self._complete and folders.is_complete(self._store, root, folder):
                 self._complete.add(folder)
         every = None if job["keep_every"] is None else timedelta(seconds=job["keep_every"])
-        for folder in folders.expendable(present, self._complete, job["keep"], every):
+        for folder in folders.find_expendable(present, self._complete, job["keep"], every):
             writer.advance()
             path = posixpath.join(root, folder.name)
             if folder in self._complete:  # first what makes it a checkpoint

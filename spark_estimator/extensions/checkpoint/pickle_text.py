@@ -34,7 +34,7 @@ class Made:
     state: Any = None
 
 
-def pickled(value: Any) -> bytes:
+def pickle_value(value: Any) -> bytes:
     """Return a value in protocol 2 of pickle."""
     pieces = [b"\x80\x02"]
     _write(value, pieces)
@@ -87,6 +87,6 @@ class _Pairs:
         return self._pairs
 
 
-def dict_of(pairs: list[tuple[Any, Any]]) -> Any:
+def make_dict(pairs: list[tuple[Any, Any]]) -> Any:
     """Return a dict of pairs of a key and a value, in their order."""
     return _Pairs(pairs)

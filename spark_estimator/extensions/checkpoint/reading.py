@@ -13,8 +13,8 @@ import torch
 from spark_estimator.checkpoint.restricted import load_restricted
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint import folders
-from spark_estimator.extensions.checkpoint.index import Extent, Saved, index_of
-from spark_estimator.extensions.checkpoint.state import nested
+from spark_estimator.extensions.checkpoint.index import Extent, Saved, parse_index
+from spark_estimator.extensions.checkpoint.state import join_leaves
 from spark_estimator.store import FilesystemStore, Store
 
 # An attribute of MS-DOS in a zip file.
@@ -27,9 +27,9 @@ def complete_steps(folder: str | Store) -> list[int]:
     Args:
         folder: as of `Checkpointer`.
     """
-    store = store_of(folder)
+    store = open_store(folder)
     root = store.prefix_path
-    source = folders.folders_in(store, root)
+    source = folders.list_folders(store, root)
     return sorted({each.step for each in source if folders.is_complete(store, root, each)})
 
 
@@ -46,25 +46,26 @@ def load(folder: str | Store, step: int | None = None, names: Collection[str] | 
     Raises:
         DataError: there is none, it is damaged, or it has no object of such a name.
     """
-    store = store_of(folder)
+    store = open_store(folder)
     source = find(store, store.prefix_path, step)
     if source is None:
         raise DataError(f"{store.prefix_path} has no complete checkpoint.")
     path, text = source
-    index = index_of(text, f"{path}/{folders.METADATA}")
-    known = {str(saved.path[0]) for saved in index.values() if saved.path[0] != "ranks"}
-    if missing := sorted(set(names or ()) - known):
+    index = parse_index(text, f"{path}/{folders.METADATA}")
+    saved_names = {str(saved.path[0]) for saved in index.values() if saved.path[0] != "ranks"}
+    if missing := sorted(set(names or ()) - saved_names):
         raise DataError(
-            f"{path} has no object named {', '.join(map(repr, missing))}. It has {', '.join(map(repr, sorted(known)))}."
+            f"{path} has no object named {', '.join(map(repr, missing))}. It has "
+            f"{', '.join(map(repr, sorted(saved_names)))}."
         )
-    wanted = [
+    chosen = [
         saved for saved in index.values() if saved.path[0] != "ranks" and (names is None or saved.path[0] in names)
     ]
-    extents = [(saved, extent) for saved in wanted for extent in saved.extents]
+    extents = [(saved, extent) for saved in chosen for extent in saved.extents]
     values: dict[str, Any] = {}
     for saved, extent, value in read(store, path, extents):
-        place(values, saved, extent, value)
-    return dict(nested([(saved.path, values[saved.key]) for saved in wanted]) or {})
+        fill_tensor(values, saved, extent, value)
+    return dict(join_leaves([(saved.path, values[saved.key]) for saved in chosen]) or {})
 
 
 def find(store: FilesystemStore, root: str, step: int | None) -> tuple[str, bytes] | None:
@@ -78,7 +79,7 @@ def find(store: FilesystemStore, root: str, step: int | None) -> tuple[str, byte
         Exception: the store cannot be read; the class of the error depends on the store.
     """
     steps = []
-    for folder in folders.folders_in(store, root):
+    for folder in folders.list_folders(store, root):
         steps.append(folder.step)
         if step in (None, folder.step):
             path = posixpath.join(root, folder.name)
@@ -87,9 +88,9 @@ def find(store: FilesystemStore, root: str, step: int | None) -> tuple[str, byte
             except FileNotFoundError:
                 continue
     if step is not None:
-        known = [str(each) for each in sorted(set(steps)) if each != step]
+        others = [str(each) for each in sorted(set(steps)) if each != step]
         raise DataError(
-            f"{root} has no complete checkpoint of step {step}; of other steps: {', '.join(known) or 'none'}."
+            f"{root} has no complete checkpoint of step {step}; of other steps: {', '.join(others) or 'none'}."
         )
     return None
 
@@ -106,14 +107,14 @@ def read(
     by_file: dict[str, list[tuple[Saved, Extent]]] = {}
     for saved, extent in extents:
         by_file.setdefault(extent.file, []).append((saved, extent))
-    for file, wanted in by_file.items():
+    for file, entries in by_file.items():
         with store.open(posixpath.join(path, file), "rb") as stream:
-            for saved, extent in sorted(wanted, key=lambda each: each[1].offset):
+            for saved, extent in sorted(entries, key=lambda each: each[1].offset):
                 stream.seek(extent.offset)
-                yield saved, extent, _unpacked(stream.read(extent.length), f"{path}/{file}: {saved.key}", extent)
+                yield saved, extent, _load_value(stream.read(extent.length), f"{path}/{file}: {saved.key}", extent)
 
 
-def place(values: dict[str, Any], saved: Saved, extent: Extent, value: Any) -> None:
+def fill_tensor(values: dict[str, Any], saved: Saved, extent: Extent, value: Any) -> None:
     """Put a value that was read into its tensor."""
     if saved.dtype is None:
         values[saved.key] = value
@@ -126,7 +127,7 @@ def place(values: dict[str, Any], saved: Saved, extent: Extent, value: Any) -> N
     target.copy_(value)
 
 
-def _unpacked(content: bytes, name: str, extent: Extent) -> Any:
+def _load_value(content: bytes, name: str, extent: Extent) -> Any:
     flaw = ""
     if len(content) < extent.length:
         flaw = f"of {extent.length} bytes there are {len(content)}"
@@ -147,7 +148,7 @@ def _unpacked(content: bytes, name: str, extent: Extent) -> Any:
         raise DataError(f"{name} cannot be read without running code: {str(error).splitlines()[0]}") from error
 
 
-def store_of(folder: str | Store) -> FilesystemStore:
+def open_store(folder: str | Store) -> FilesystemStore:
     """Return the store whose `prefix_path` is the folder.
 
     Raises:

@@ -12,8 +12,8 @@ import torch
 from spark_estimator.checkpoint.random_state import set_random_state
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint import folders, reading
-from spark_estimator.extensions.checkpoint.index import Extent, Saved, index_of
-from spark_estimator.extensions.checkpoint.state import load_into, nested, own_buffers
+from spark_estimator.extensions.checkpoint.index import Extent, Saved, parse_index
+from spark_estimator.extensions.checkpoint.state import find_own_buffers, join_leaves, load_into
 from spark_estimator.store import FilesystemStore
 from spark_estimator.torch import allgather_object, broadcast_, broadcast_object, is_initialized
 
@@ -37,35 +37,35 @@ def restore(
         root: the folder of the checkpoints.
         objects, local: by their names.
     """
-    source = _found(store, root, step, rank)
+    source = _find(store, root, step, rank)
     if source is None:
         return 0
     path, text = source
-    index = index_of(text, f"{path}/{folders.METADATA}")
+    index = parse_index(text, f"{path}/{folders.METADATA}")
     by_name: dict[str, list[Saved]] = {}
     for saved in index.values():
         by_name.setdefault(str(saved.path[0]), []).append(saved)
     _check(path, by_name, objects)
-    wanted = [saved for name in (*objects, "step") for saved in by_name.get(name, [])]
-    extents = [(saved, extent) for saved in wanted for extent in saved.extents]
-    shares = shared(extents, ranks)
+    chosen = [saved for name in (*objects, "step") for saved in by_name.get(name, [])]
+    extents = [(saved, extent) for saved in chosen for extent in saved.extents]
+    shares = divide_extents(extents, ranks)
     saved_ranks = len(by_name.get("ranks", []))
-    mine = list(shares[rank])
+    own_share = list(shares[rank])
     own_key = f"ranks.{rank}"
     if saved_ranks == ranks:
-        mine += [(index[own_key], extent) for extent in index[own_key].extents]
-    pieces = _read(store, path, mine)
+        own_share += [(index[own_key], extent) for extent in index[own_key].extents]
+    pieces = _read(store, path, own_share)
     rank_state = pieces.pop((own_key, ()), None)
-    values = _exchanged(shares, pieces, rank) if ranks > 1 else _joined(shares[0], pieces)
+    values = _exchange_pieces(shares, pieces, rank) if ranks > 1 else _join_pieces(shares[0], pieces)
     for name, value in objects.items():
         if name not in by_name:  # it has no state
             continue
-        load_into(value, nested([(saved.path[1:], values[saved.key]) for saved in by_name[name]]))
+        load_into(value, join_leaves([(saved.path[1:], values[saved.key]) for saved in by_name[name]]))
     _restore_own(rank_state, objects, local, saved_ranks, ranks, rank)
     return int(values["step"])
 
 
-def shared(extents: Sequence[Wanted], ranks: int) -> list[list[Wanted]]:
+def divide_extents(extents: Sequence[Wanted], ranks: int) -> list[list[Wanted]]:
     """Return [ranks] the extents that each rank reads: equally many bytes, up to an extent, in the order of the
     files.
     """
@@ -79,7 +79,7 @@ def shared(extents: Sequence[Wanted], ranks: int) -> list[list[Wanted]]:
     return result
 
 
-def _found(store: FilesystemStore, root: str, step: int | None, rank: int) -> tuple[str, bytes] | None:
+def _find(store: FilesystemStore, root: str, step: int | None, rank: int) -> tuple[str, bytes] | None:
     result: tuple[str, bytes] | str | None = None
     if rank == 0:
         try:
@@ -102,31 +102,31 @@ def _check(path: str, by_name: Mapping[str, Sequence[Saved]], objects: Mapping[s
     """Raise DataError if the checkpoint does not fit, before anything is read or changed."""
     lacking = [name for name in objects if name not in by_name and objects[name].state_dict()]
     if lacking:
-        known = sorted(set(by_name) - {"step", "ranks"})
-        raise DataError(f"{path} has no {', '.join(lacking)}; it has {', '.join(known)}.")
+        names = sorted(set(by_name) - {"step", "ranks"})
+        raise DataError(f"{path} has no {', '.join(lacking)}; it has {', '.join(names)}.")
     for name, value in objects.items():
         if not isinstance(value, torch.nn.Module):
             continue
-        kept = {".".join(map(str, saved.path[1:])): saved.shape for saved in by_name.get(name, ())}
+        saved_shapes = {".".join(map(str, saved.path[1:])): saved.shape for saved in by_name.get(name, ())}
         present = {key: tuple(item.shape) for key, item in value.state_dict().items() if isinstance(item, torch.Tensor)}
-        for key in sorted(kept.keys() | present.keys()):
-            here, there = present.get(key), kept.get(key)
-            if here != there and (key in present or there):
+        for key in sorted(saved_shapes.keys() | present.keys()):
+            here, saved_shape = present.get(key), saved_shapes.get(key)
+            if here != saved_shape and (key in present or saved_shape):
                 raise DataError(
-                    f"{path} does not fit: {name}.{key} has the shape {_text(there)} there and {_text(here)} in the "
-                    "model."
+                    f"{path} does not fit: {name}.{key} has the shape {_describe_shape(saved_shape)} there and "
+                    f"{_describe_shape(here)} in the model."
                 )
 
 
-def _text(shape: tuple[int, ...] | None) -> str:
+def _describe_shape(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else str(list(shape))
 
 
-def _read(store: FilesystemStore, path: str, wanted: Sequence[Wanted]) -> dict[tuple[str, tuple[int, ...]], Any]:
+def _read(store: FilesystemStore, path: str, extents: Sequence[Wanted]) -> dict[tuple[str, tuple[int, ...]], Any]:
     """Return the values that this rank reads, by key and position. All ranks raise if one cannot. A collective."""
     result, problem = {}, ""
     try:
-        for saved, extent, value in reading.read(store, path, wanted):
+        for saved, extent, value in reading.read(store, path, extents):
             result[saved.key, extent.first] = value
     except DataError as error:
         problem = str(error)
@@ -140,19 +140,19 @@ def _read(store: FilesystemStore, path: str, wanted: Sequence[Wanted]) -> dict[t
     return result
 
 
-def _joined(wanted: Sequence[Wanted], pieces: Pieces) -> dict[str, Any]:
+def _join_pieces(extents: Sequence[Wanted], pieces: Pieces) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for saved, extent in wanted:
-        reading.place(values, saved, extent, pieces[saved.key, extent.first])
+    for saved, extent in extents:
+        reading.fill_tensor(values, saved, extent, pieces[saved.key, extent.first])
     return values
 
 
-def _exchanged(shares: Sequence[Sequence[Wanted]], pieces: Pieces, rank: int) -> dict[str, Any]:
+def _exchange_pieces(shares: Sequence[Sequence[Wanted]], pieces: Pieces, rank: int) -> dict[str, Any]:
     """Return all values, from the ranks that have read them. A collective."""
     values: dict[str, Any] = {}
-    for root, wanted in enumerate(shares):
-        tensors = [(saved, extent) for saved, extent in wanted if saved.dtype is not None]
-        objects = [(saved, extent) for saved, extent in wanted if saved.dtype is None]
+    for root, extents in enumerate(shares):
+        tensors = [(saved, extent) for saved, extent in extents if saved.dtype is not None]
+        objects = [(saved, extent) for saved, extent in extents if saved.dtype is None]
         if objects:
             sent = [pieces[saved.key, extent.first] for saved, extent in objects] if rank == root else None
             received = broadcast_object(sent, root, name="checkpoint.objects")
@@ -173,7 +173,7 @@ def _broadcast(tensors: Sequence[Wanted], pieces: Pieces, root: int, rank: int, 
     for (saved, extent), size in zip(tensors, sizes, strict=True):
         # A copy: a type has to begin at a multiple of its size.
         piece = received[offset : offset + size].clone().view(saved.dtype or torch.uint8).reshape(extent.sizes)
-        reading.place(values, saved, extent, piece)
+        reading.fill_tensor(values, saved, extent, piece)
         offset += size
 
 
@@ -188,7 +188,7 @@ def _restore_own(
             )  # fmt: skip
         return
     for name, value in objects.items():
-        for key, buffer in own_buffers(value).items():
+        for key, buffer in find_own_buffers(value).items():
             saved = rank_state["buffers"].get(f"{name}.{key}")
             if saved is not None:
                 buffer.copy_(saved)

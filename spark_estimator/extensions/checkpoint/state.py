@@ -30,7 +30,7 @@ class StateEntry:
     of_first: bool = False  # rank 0 writes it, as other ranks may have another value
 
 
-def entries_of(objects: Mapping[str, Any]) -> list[StateEntry]:
+def collect_entries(objects: Mapping[str, Any]) -> list[StateEntry]:
     """Return the state of all objects, in their order.
 
     Raises:
@@ -39,8 +39,8 @@ def entries_of(objects: Mapping[str, Any]) -> list[StateEntry]:
     result: list[StateEntry] = []
     seen: set[str] = set()
     for name, value in objects.items():
-        buffers = own_buffers(value)
-        for path, leaf in leaves((name,), value.state_dict()):
+        buffers = find_own_buffers(value)
+        for path, leaf in iterate_leaves((name,), value.state_dict()):
             key = ".".join(map(str, path))
             if key in seen:
                 raise DataError(f"two values of the state have the name {key!r}: give the objects other names.")
@@ -51,52 +51,52 @@ def entries_of(objects: Mapping[str, Any]) -> list[StateEntry]:
     return result
 
 
-def leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+def iterate_leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
     """Yield the values within dicts and lists; lists are entered only if they hold tensors or dicts, as in torch's
     layout.
     """
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from leaves((*path, str(key)), item)
+            yield from iterate_leaves((*path, str(key)), item)
     elif isinstance(value, list) and _holds_more(value):
-        for place, item in enumerate(value):
-            yield from leaves((*path, place), item)
+        for number, item in enumerate(value):
+            yield from iterate_leaves((*path, number), item)
     else:
         yield path, value
 
 
-def own_buffers(value: Any) -> dict[str, torch.Tensor]:
+def find_own_buffers(value: Any) -> dict[str, torch.Tensor]:
     """Return the buffers of a module in which ranks may differ, by name; none of any other object."""
     if not isinstance(value, torch.nn.Module):
         return {}
-    kept = value.state_dict().keys()
+    saved = value.state_dict().keys()
     return {
         name: buffer.detach()
         for name, buffer in value.named_buffers()
-        if name in kept and buffer.numel() * buffer.element_size() <= LARGEST_OWN_BUFFER
+        if name in saved and buffer.numel() * buffer.element_size() <= LARGEST_OWN_BUFFER
     }
 
 
-def nested(values: Sequence[tuple[Path, Any]]) -> Any:
+def join_leaves(values: Sequence[tuple[Path, Any]]) -> Any:
     """Return the dicts and lists that `iterate_leaves` has taken apart. Keys are text."""
     root: Any = None
     for path, value in values:
         if not path:
             return value
         root = root if root is not None else ([] if isinstance(path[0], int) else {})
-        place = root
+        node = root
         for key, following in itertools.pairwise(path):
-            place = _at(place, key, [] if isinstance(following, int) else {})
-        _at(place, path[-1], value)
+            node = _get_or_insert(node, key, [] if isinstance(following, int) else {})
+        _get_or_insert(node, path[-1], value)
     return root
 
 
 def load_into(value: Any, state: Any) -> None:
     """Load an object's state, with the object's own keys."""
-    state = _with_keys_of(state, value.state_dict())
+    state = _restore_keys(state, value.state_dict())
     if isinstance(value, torch.optim.Optimizer):
         state = dict(state)
-        state["state"] = {_number(key): item for key, item in state.get("state", {}).items()}
+        state["state"] = {_to_number(key): item for key, item in state.get("state", {}).items()}
     value.load_state_dict(state)
 
 
@@ -115,7 +115,7 @@ def check_names(names: Sequence[str], objects: Sequence[Any], where: str) -> Non
             raise TypeError(f"{where} {name!r} is a {type(value).__qualname__} without {' and '.join(lacking)}().")
 
 
-def parameters_of(optimizers: Sequence[Any]) -> set[int]:
+def collect_addresses(optimizers: Sequence[Any]) -> set[int]:
     """Return the addresses of the memory that only the optimizers' steps change: parameters and states."""
     result = set()
     for optimizer in optimizers:
@@ -144,29 +144,29 @@ def _check(key: str, value: Any) -> None:
         raise DataError(f"{key} is a tensor of layout {value.layout}: only dense tensors can be written.")
 
 
-def _at(place: Any, key: str | int, new: Any) -> Any:
+def _get_or_insert(node: Any, key: str | int, new: Any) -> Any:
     if isinstance(key, int):
-        while len(place) <= key:
-            place.append(None)
-        if place[key] is None:
-            place[key] = new
+        while len(node) <= key:
+            node.append(None)
+        if node[key] is None:
+            node[key] = new
     else:
-        place.setdefault(key, new)
-    return place[key]
+        node.setdefault(key, new)
+    return node[key]
 
 
-def _with_keys_of(state: Any, template: Any) -> Any:
+def _restore_keys(state: Any, template: Any) -> Any:
     """Return the state with the template's keys where these are no text."""
     if isinstance(state, Mapping) and isinstance(template, Mapping):
-        known = {str(key): key for key in template}
+        keys = {str(key): key for key in template}
         return {
-            known.get(key, key): _with_keys_of(item, template.get(known.get(key, key))) for key, item in state.items()
+            keys.get(key, key): _restore_keys(item, template.get(keys.get(key, key))) for key, item in state.items()
         }
     if isinstance(state, list) and isinstance(template, list):
         others: list[Any] = [*template, *[None] * (len(state) - len(template))]
-        return [_with_keys_of(item, other) for item, other in zip(state, others, strict=False)]
+        return [_restore_keys(item, other) for item, other in zip(state, others, strict=False)]
     return state
 
 
-def _number(key: Any) -> Any:
+def _to_number(key: Any) -> Any:
     return int(key) if isinstance(key, str) and re.fullmatch(r"\d+", key) else key

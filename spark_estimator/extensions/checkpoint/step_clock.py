@@ -63,10 +63,12 @@ class StepClock:
         self._commits = commits
         self._last, self.steps, since, passed = self._find_start()
         self.continues = self.steps > 0
-        self._schedule = schedule.Schedule(every_steps, every, _get_first_clock if is_initialized() else schedule.clock)
+        self._schedule = schedule.Schedule(
+            every_steps, every, _get_first_clock if is_initialized() else schedule.read_clock
+        )
         if self.continues:
             self._schedule.resume(since, passed)
-        self._note(self.steps - since, schedule.clock() - passed)
+        self._note(self.steps - since, schedule.read_clock() - passed)
 
     def count(self) -> bool:
         """Count a step. Return whether a checkpoint is due after it. A collective."""
@@ -77,8 +79,8 @@ class StepClock:
 
     def begin_interval(self) -> None:
         """Count steps and time from here: a checkpoint is due now, or was restored. A collective."""
-        self._schedule.made()
-        self._note(self.steps, schedule.clock())
+        self._schedule.restart()
+        self._note(self.steps, schedule.read_clock())
 
     def name_folder(self, date: int) -> str:
         """Return the name of the present step's checkpoint, which was copied at `date`; newer than all before."""
@@ -103,7 +105,7 @@ class StepClock:
         if counted is not None:
             # Of a state that counts commits, a step counts by its commit, even if `count` was not called after it.
             steps = counted.steps + (self._count_commits() or 0) - (counted.commits or 0)
-            since, passed = max(steps - counted.last_steps, 0), schedule.clock() - counted.last_time
+            since, passed = max(steps - counted.last_steps, 0), schedule.read_clock() - counted.last_time
             generation = counted.generation
         of_ranks = allgather_object((steps, since, passed, generation, group), name="checkpoint.group")
         group = of_ranks[0][-1]
@@ -125,7 +127,7 @@ class StepClock:
             # Each attempt adds at least one more than the attempt before, whose writers may not have begun to write.
             attempt = int(os.environ.get(ATTEMPT_VARIABLE) or 1)
             try:
-                present = folders.folders_in(self._store, self._root)
+                present = folders.list_folders(self._store, self._root)
                 result = attempt + max((folder.generation for folder in present), default=0)
             except Exception as error:  # its class depends on the store
                 result = (
@@ -143,5 +145,5 @@ class StepClock:
 
 
 def _get_first_clock() -> float:
-    mine = torch.tensor([schedule.clock()], dtype=torch.float64, device="cpu")
+    mine = torch.tensor([schedule.read_clock()], dtype=torch.float64, device="cpu")
     return broadcast(mine, 0, name="checkpoint.clock").item()

@@ -18,7 +18,7 @@ from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.compression import int8
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.torch import ProcessSet
-from spark_estimator.torch.collectives.memory import described
+from spark_estimator.torch.collectives.memory import make_wire_tensor
 
 
 class FragmentState(enum.Enum):
@@ -69,7 +69,7 @@ class Fragment:
         self.params = list(params)
         self.name = name
         self._step = step
-        self.anchors = [_widened(param) for param in self.params]
+        self.anchors = [_copy_widened(param) for param in self.params]
         self.momenta = [torch.zeros_like(anchor) for anchor in self.anchors] if step.momentum else []
         self._wires: list[torch.Tensor] = []
         self._handle: Handle | None = None
@@ -87,10 +87,10 @@ class Fragment:
             wire.copy_(anchor - param)
         # A rank that has joined contributes zeros, also here.
         wires = [*self._wires, torch.ones(1)]
-        tensors = [described(wire) for wire in wires]
-        residues = self._residues([tensor[2:] for tensor in tensors])
+        tensors = [make_wire_tensor(wire) for wire in wires]
+        residues = self._get_residues([tensor[2:] for tensor in tensors])
         self.bytes_given = sum(
-            int8.wire_bytes(wire.numel()) if residue else wire.nbytes
+            int8.count_wire_bytes(wire.numel()) if residue else wire.nbytes
             for wire, residue in zip(wires, residues or [0] * len(wires), strict=True)
         )
         self._handle = collectives.submit(
@@ -105,11 +105,11 @@ class Fragment:
         self._ranks = wires[-1]
         self.state = FragmentState.IN_FLIGHT
 
-    def _residues(self, forms: Sequence[Any]) -> tuple[int, ...]:
+    def _get_residues(self, forms: Sequence[Any]) -> tuple[int, ...]:
         if not self._step.as_int8:
             return ()
-        keys = [int8.key_of(param) for param in self.params]
-        return (*int8.residues(self._step.process_set, keys, forms[:-1]), 0)
+        keys = [int8.make_key(param) for param in self.params]
+        return (*int8.find_residues(self._step.process_set, keys, forms[:-1]), 0)
 
     @torch.no_grad()
     def take(self, *, late: bool) -> None:
@@ -148,7 +148,7 @@ class Fragment:
         self.state = FragmentState.AT_REST
 
 
-def _widened(param: torch.Tensor) -> torch.Tensor:
+def _copy_widened(param: torch.Tensor) -> torch.Tensor:
     """Return a copy of a parameter in which small steps can be added up."""
     dtype = torch.float32 if param.dtype in (torch.float16, torch.bfloat16) else param.dtype
     return param.detach().to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)

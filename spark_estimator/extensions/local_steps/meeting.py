@@ -24,7 +24,7 @@ def check_settings(lines: Sequence[str], name: str, process_set: ProcessSet | No
 
 
 @torch.no_grad()
-def meet(fragments: Sequence[Fragment], steps: int, name: str, process_set: ProcessSet | None) -> int:
+def agree_anchors(fragments: Sequence[Fragment], steps: int, name: str, process_set: ProcessSet | None) -> int:
     """Give all ranks the anchors of those that have made most outer steps. Collective.
 
     Args:
@@ -39,20 +39,20 @@ def meet(fragments: Sequence[Fragment], steps: int, name: str, process_set: Proc
     Raises:
         HorovodInternalError: a rank is lost.
     """
-    contents = [(fragment.version, _digest(fragment)) for fragment in fragments]
+    contents = [(fragment.version, _compute_digest(fragment)) for fragment in fragments]
     members = process_set or global_process_set
     everybody: list[tuple[list[tuple[int, str]], int]] = allgather_object((contents, steps), f"{name}.meeting", members)
     ranks = context.engine(process_set).ranks
     for number, fragment in enumerate(fragments):
-        held = [of_rank[number] for of_rank, _ in everybody]
-        latest = max(held)[0]
-        if len(set(held)) > 1:
-            root = next(rank for rank, (version, _) in zip(ranks, held, strict=True) if version == latest)
+        contents_of_ranks = [of_rank[number] for of_rank, _ in everybody]
+        latest = max(contents_of_ranks)[0]
+        if len(set(contents_of_ranks)) > 1:
+            root = next(rank for rank, (version, _) in zip(ranks, contents_of_ranks, strict=True) if version == latest)
             _take_over(fragment, latest, root, f"{name}.anchors.{number}", members)
     return max((sum(version for version, _ in of_rank), of_steps) for of_rank, of_steps in everybody)[1]
 
 
-def _digest(fragment: Fragment) -> str:
+def _compute_digest(fragment: Fragment) -> str:
     digest = hashlib.sha256()
     for tensor in (*fragment.anchors, *fragment.momenta):
         digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -61,10 +61,10 @@ def _digest(fragment: Fragment) -> str:
 
 def _take_over(fragment: Fragment, version: int, root: int, name: str, process_set: ProcessSet) -> None:
     before = [anchor.clone() for anchor in fragment.anchors]
-    held = [*fragment.anchors, *fragment.momenta]
+    tensors = [*fragment.anchors, *fragment.momenta]
     handles = [
         broadcast_async_(tensor, root, f"{name}.{number}", process_set=process_set)
-        for number, tensor in enumerate(held)
+        for number, tensor in enumerate(tensors)
     ]
     for handle in handles:
         synchronize(handle)

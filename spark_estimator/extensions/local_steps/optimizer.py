@@ -16,10 +16,10 @@ from spark_estimator.extensions.local_steps.rounds import Rounds
 from spark_estimator.extensions.local_steps.schedule import ExchangeSchedule
 from spark_estimator.observe import progress
 from spark_estimator.torch import Compression, ProcessSet, global_process_set
-from spark_estimator.torch.collectives.memory import where
+from spark_estimator.torch.collectives.memory import describe_call
 from spark_estimator.torch.compression.int8 import Int8
-from spark_estimator.torch.optimizer.arguments import check_optimizer, checked_names, ranks_of
-from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class
+from spark_estimator.torch.optimizer.arguments import check_names, check_optimizer, count_ranks
+from spark_estimator.torch.optimizer.classes import make_wrapped_class, reduce_to_user_class, unwrap_class
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods
 from spark_estimator.torch.optimizer.separate_steps import SeparateSteps
 
@@ -84,7 +84,7 @@ def DiLoCo(  # a function that is used like a class, as DistributedOptimizer
     _check_number(kind, "outer_momentum", outer_momentum, 0, 1, least=True)
     _check_number(kind, "mixing", mixing, 0, 1, least=True)
     schedule = ExchangeSchedule(inner_steps, fragments, delay)
-    return _wrapped(
+    return _wrap_optimizer(
         kind, optimizer, named_parameters, schedule, (outer_lr, outer_momentum, mixing), compression, process_set
     )
 
@@ -103,7 +103,7 @@ def LocalSGD(
     and when to call ``synchronize()``.
     """
     schedule = ExchangeSchedule(inner_steps)
-    return _wrapped("LocalSGD", optimizer, named_parameters, schedule, (1.0, 0.0, 0.0), compression, process_set)
+    return _wrap_optimizer("LocalSGD", optimizer, named_parameters, schedule, (1.0, 0.0, 0.0), compression, process_set)
 
 
 @dataclass
@@ -170,7 +170,7 @@ class LocalStepsMethods(SeparateSteps):
         Call ``synchronize()`` before: the model's parameters are this rank's own otherwise.
         """
         state = super().state_dict()
-        outer = None if self._local_steps.rounds is None else self._local_steps.rounds.state()
+        outer = None if self._local_steps.rounds is None else self._local_steps.rounds.get_state()
         return state if outer is None else {**state, "outer": outer}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -184,8 +184,8 @@ class LocalStepsMethods(SeparateSteps):
         local_steps = getattr(self, _ATTRIBUTE, None)
         if local_steps is not None and local_steps.rounds is not None and local_steps.rounds.fragments:
             raise ValueError(
-                f"{where('DiLoCo')}: add_param_group() works before the first step only. Call synchronize(), and wrap "
-                "a new optimizer."
+                f"{describe_call('DiLoCo')}: add_param_group() works before the first step only. Call synchronize(), "
+                "and wrap a new optimizer."
             )
         super().add_param_group(param_group)
 
@@ -196,17 +196,17 @@ class LocalStepsMethods(SeparateSteps):
             hook.remove()
         if local_steps.rounds is not None:
             local_steps.rounds.close()
-        self.__class__ = wrapped_user_class(self)  # type: ignore[assignment]  # which is what it was
+        self.__class__ = unwrap_class(self)  # type: ignore[assignment]  # which is what it was
         delattr(self, _ATTRIBUTE)
         if not local_steps.scales and hasattr(self, _TAKES_SCALE):
             delattr(self, _TAKES_SCALE)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy or pickle as an optimizer of the user's own class, which belongs to no job."""
-        return reduced_to_user_class(self, {_ATTRIBUTE} if self._local_steps.scales else {_ATTRIBUTE, _TAKES_SCALE})
+        return reduce_to_user_class(self, {_ATTRIBUTE} if self._local_steps.scales else {_ATTRIBUTE, _TAKES_SCALE})
 
 
-def _wrapped(
+def _wrap_optimizer(
     kind: str,
     optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
@@ -218,21 +218,24 @@ def _wrapped(
     check_optimizer(optimizer, kind)
     if isinstance(optimizer, DistributedMethods):
         raise ValueError(
-            f"{where(kind)}: the optimizer is a DistributedOptimizer, which averages the gradients of each step. Wrap "
-            "the optimizer that it was made of."
+            f"{describe_call(kind)}: the optimizer is a DistributedOptimizer, which averages the gradients of each "
+            "step. Wrap the optimizer that it was made of."
         )
-    names = checked_names(optimizer, named_parameters)
+    names = check_names(optimizer, named_parameters)
     over = None if process_set is global_process_set else process_set
-    ranks_of(over)  # raises before init(), while nothing has been changed
+    count_ranks(over)  # raises before init(), while nothing has been changed
     rate, momentum, mixing = map(float, step)
     outer = OuterStep(rate, momentum, mixing, _is_int8(kind, compression), over)
     if isinstance(optimizer, LocalStepsMethods):
         optimizer.unwrap()
     included = over is None or over.included()
     rounds = Rounds(optimizer, names, schedule, outer) if included else None
-    hooks = [optimizer.register_step_pre_hook(_before_step), optimizer.register_step_post_hook(_after_step)]
+    hooks = [
+        optimizer.register_step_pre_hook(_handle_before_step),
+        optimizer.register_step_post_hook(_handle_after_step),
+    ]
     local_steps = _LocalSteps(rounds, hooks, bool(getattr(optimizer, _TAKES_SCALE, False)))
-    optimizer.__class__ = wrapped_class(LocalStepsMethods, type(optimizer))  # type: ignore[assignment]  # a subclass
+    optimizer.__class__ = make_wrapped_class(LocalStepsMethods, type(optimizer))  # type: ignore[assignment]  # a subclass
     setattr(optimizer, _ATTRIBUTE, local_steps)
     setattr(optimizer, _TAKES_SCALE, True)
     return optimizer
@@ -244,7 +247,7 @@ def _is_int8(kind: str, compression: Any) -> bool:
     if isinstance(compression, Int8):
         return True
     raise ValueError(
-        f"{where(kind)}: compression={compression!r} must be hvd.Compression.int8 or hvd.Compression.none."
+        f"{describe_call(kind)}: compression={compression!r} must be hvd.Compression.int8 or hvd.Compression.none."
     )
 
 
@@ -252,11 +255,11 @@ def _check_number(kind: str, name: str, value: Any, low: float, high: float, *, 
     valid = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not valid or not (low < float(value) < high or (least and value == low)):
         bounds = "0 or more and less than 1" if least else "a finite number greater than 0"
-        raise ValueError(f"{where(kind)}: {name}={value!r} must be {bounds}.")
+        raise ValueError(f"{describe_call(kind)}: {name}={value!r} must be {bounds}.")
 
 
 @_disable_dynamo
-def _before_step(optimizer: LocalStepsMethods, args: Any, kwargs: Any) -> None:
+def _handle_before_step(optimizer: LocalStepsMethods, args: Any, kwargs: Any) -> None:
     local_steps = optimizer._local_steps
     if local_steps.rounds is not None:
         local_steps.rounds.before_step()
@@ -276,7 +279,7 @@ def _before_step(optimizer: LocalStepsMethods, args: Any, kwargs: Any) -> None:
 
 
 @_disable_dynamo
-def _after_step(optimizer: LocalStepsMethods, args: Any, kwargs: Any) -> None:
+def _handle_after_step(optimizer: LocalStepsMethods, args: Any, kwargs: Any) -> None:
     progress.count_step()
     if optimizer._local_steps.rounds is not None:
         optimizer._local_steps.rounds.after_step()

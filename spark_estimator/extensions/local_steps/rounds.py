@@ -12,8 +12,8 @@ import torch
 from spark_estimator.collectives import context
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.extensions.local_steps.fragment import Fragment, FragmentState, OuterStep
-from spark_estimator.extensions.local_steps.meeting import check_settings, meet
-from spark_estimator.extensions.local_steps.schedule import ExchangeSchedule, fragments_of
+from spark_estimator.extensions.local_steps.meeting import agree_anchors, check_settings
+from spark_estimator.extensions.local_steps.schedule import ExchangeSchedule, divide_parameters
 from spark_estimator.torch import ProcessSet
 
 
@@ -66,14 +66,14 @@ class Rounds:
             MismatchError: in the first step of a job: the ranks' parameters or settings differ.
             HorovodInternalError: a rank is lost. The parameters are what the steps have made of them.
         """
-        self._meet_if_new()
+        self._agree_if_new()
         self.steps += 1
         self._inner = [count + 1 for count in self._inner]
         numbers = range(len(self.fragments))
-        for number in self.schedule.taken_after(self.steps):
+        for number in self.schedule.find_taken(self.steps):
             if number in numbers and self.fragments[number].state is FragmentState.IN_FLIGHT:
                 self._take(number, late=True)
-        for number in self.schedule.sent_after(self.steps):
+        for number in self.schedule.find_sent(self.steps):
             if number in numbers:
                 self.fragments[number].send()
                 if not self.schedule.delay:
@@ -87,7 +87,7 @@ class Rounds:
         """
         if not self.fragments:
             return
-        self._meet_if_new()
+        self._agree_if_new()
         for number, fragment in enumerate(self.fragments):
             if fragment.state is FragmentState.IN_FLIGHT:
                 self._take(number, late=True)
@@ -115,7 +115,7 @@ class Rounds:
         self.steps = 0
         self._engine = None
 
-    def state(self) -> dict[str, Any] | None:
+    def get_state(self) -> dict[str, Any] | None:
         """Return the state for `load`: anchors and momenta by parameter, and outer steps; None before the first
         step.
         """
@@ -136,9 +136,9 @@ class Rounds:
         optimizer = self._optimizer()
         assert optimizer is not None
         params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
-        parts = fragments_of([param.numel() for param in params], self.schedule.fragments)
+        parts = divide_parameters([param.numel() for param in params], self.schedule.fragments)
         self.fragments = [
-            Fragment(self._name_of(number), [params[position] for position in part], self.outer)
+            Fragment(self._make_name(number), [params[position] for position in part], self.outer)
             for number, part in enumerate(parts)
         ]
         self._inner = [0] * len(parts)
@@ -148,14 +148,14 @@ class Rounds:
 
     @torch.no_grad()
     def _restore(self, state: Mapping[str, Any]) -> None:
-        for what in ("anchors", "momenta"):
-            tensors = [tensor for fragment in self.fragments for tensor in getattr(fragment, what)]
-            held = state[what]
-            if what == "momenta" and not (tensors and held):
+        for name in ("anchors", "momenta"):
+            tensors = [tensor for fragment in self.fragments for tensor in getattr(fragment, name)]
+            saved = state[name]
+            if name == "momenta" and not (tensors and saved):
                 continue  # with and without momentum
-            if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in held]:
+            if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in saved]:
                 raise ValueError("the outer state of a DiLoCo optimizer is that of other parameters.")
-            for tensor, value in zip(tensors, held, strict=True):
+            for tensor, value in zip(tensors, saved, strict=True):
                 tensor.copy_(value)
         for fragment in self.fragments:
             fragment.version = state["version"]
@@ -164,28 +164,28 @@ class Rounds:
         self.fragments[number].take(late=late)
         self._inner[number] = self.schedule.delay if late else 0
 
-    def _meet_if_new(self) -> None:
+    def _agree_if_new(self) -> None:
         """Agree with all ranks on the same anchors, if the membership is new to this optimizer."""
         process_set = self.outer.process_set
         engine = context.engine(process_set)
         if self._engine is not None and self._engine() is engine:
             return
         self.drop()
-        _name_all_in(engine, process_set)
-        check_settings(self._lines(), self._name, process_set)
-        self.steps = meet(self.fragments, self.steps, self._name, process_set)
+        _name_optimizers(engine, process_set)
+        check_settings(self._describe_settings(), self._name, process_set)
+        self.steps = agree_anchors(self.fragments, self.steps, self._name, process_set)
         self._engine = weakref.ref(engine)
 
     def _take_name(self, engine: Engine) -> None:
-        self._name = f"DiLoCo.{context.next_number(f'DiLoCo {engine.process_set}')}"
+        self._name = f"DiLoCo.{context.take_number(f'DiLoCo {engine.process_set}')}"
         self._named_in = weakref.ref(engine)
         for number, fragment in enumerate(self.fragments):
-            fragment.name = self._name_of(number)
+            fragment.name = self._make_name(number)
 
-    def _name_of(self, number: int) -> str:
+    def _make_name(self, number: int) -> str:
         return f"{self._name}.fragment.{number}"
 
-    def _lines(self) -> list[str]:
+    def _describe_settings(self) -> list[str]:
         params = [param for fragment in self.fragments for param in fragment.params]
         return [
             f"{self.schedule}, outer step {self.outer.learning_rate} with momentum {self.outer.momentum}, "
@@ -198,7 +198,7 @@ class Rounds:
 _in_order: list[weakref.ref[Rounds]] = []
 
 
-def _name_all_in(engine: Engine, process_set: ProcessSet | None) -> None:
+def _name_optimizers(engine: Engine, process_set: ProcessSet | None) -> None:
     """Give optimizers that were made in an earlier job their numbers in this one, which may have new ranks."""
     gc.collect()  # an optimizer that is no longer used gets no number, as on a rank that has never had it
     for rounds in [rounds for reference in _in_order if (rounds := reference()) is not None]:

@@ -36,19 +36,19 @@ class ExchangeSchedule:
         if self.fragments > self.inner_steps:
             raise ValueError(f"fragments={self.fragments} must be at most inner_steps={self.inner_steps}.")
 
-    def sent_after(self, step: int) -> list[int]:
+    def find_sent(self, step: int) -> list[int]:
         """Return the fragments that are sent after a step."""
-        return [number for number in range(self.fragments) if (step - self._turn(number)) % self.inner_steps == 0]
+        return [number for number in range(self.fragments) if (step - self._find_turn(number)) % self.inner_steps == 0]
 
-    def taken_after(self, step: int) -> list[int]:
+    def find_taken(self, step: int) -> list[int]:
         """Return the fragments whose results are used after a step, if they are in flight."""
-        return self.sent_after(step - self.delay)
+        return self.find_sent(step - self.delay)
 
-    def _turn(self, number: int) -> int:
+    def _find_turn(self, number: int) -> int:
         return (number + 1) * self.inner_steps // self.fragments
 
 
-def fragments_of(sizes: Sequence[int], count: int) -> list[list[int]]:
+def divide_parameters(sizes: Sequence[int], count: int) -> list[list[int]]:
     """Divide parameters, in their order, into at most `count` fragments of nearly equal size; none is empty.
 
     Args:

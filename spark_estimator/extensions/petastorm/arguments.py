@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spark_estimator.collectives import context
-from spark_estimator.collectives.other_launchers.launchers import warn_of_all_rows
+from spark_estimator.collectives.other_launchers.launchers import warn_about_all_rows
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles
@@ -39,7 +39,7 @@ _warned: set[str] = set()
 _log = logging.getLogger(__name__)
 
 
-def chosen_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, origin: str) -> Unischema:
+def choose_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, origin: str) -> Unischema:
     """Return the schema of the columns that petastorm's `schema_fields` mean.
 
     Columns of types that have no numpy array (structs, maps, arrays of arrays) are left out with a warning, as
@@ -48,8 +48,8 @@ def chosen_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, orig
     Raises:
         DataError: one of them matches no column, or was named and cannot be read.
     """
-    fields, omitted = files.schema_fields()
-    names = chosen([*(field.name for field in fields), *omitted], schema_fields)
+    fields, omitted = files.read_fields()
+    names = choose_columns([*(field.name for field in fields), *omitted], schema_fields)
     for name in names:
         if name not in omitted:
             continue
@@ -59,11 +59,11 @@ def chosen_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, orig
             f"{origin}: column {name!r} has type {omitted[name]}, which has no numpy array, and is left out.",
             stacklevel=4,
         )
-    known = {field.name: field for field in fields}
-    return Unischema("inferred_schema", [known[name] for name in names if name in known])
+    by_name = {field.name: field for field in fields}
+    return Unischema("inferred_schema", [by_name[name] for name in names if name in by_name])
 
 
-def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[str]:
+def choose_columns(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[str]:
     """Return the columns that petastorm's `schema_fields` mean.
 
     Args:
@@ -80,22 +80,22 @@ def chosen(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[
         raise ValueError(f"schema_fields must be a list of names, patterns or fields; got {schema_fields!r}.")
     if not (schema_fields := list(schema_fields)):
         raise ValueError("schema_fields is an empty list: name at least one column, or leave it out to read all.")
-    wanted: set[str] = set()
+    matched: set[str] = set()
     for field in schema_fields:
         if not isinstance(field, (str, UnischemaField)) and not hasattr(field, "name"):
             raise ValueError(f"schema_fields must be a list of names, patterns or fields; it has {field!r}.")
         name = field if isinstance(field, str) else str(field.name)
-        matching = _matching(name, columns) if isinstance(field, str) else [name] if name in columns else []
+        matching = _find_matches(name, columns) if isinstance(field, str) else [name] if name in columns else []
         if not matching:
             raise DataError(
                 f"schema_fields: {field!r} is no column of {', '.join(map(repr, columns))}."
                 + did_you_mean(name, columns)
             )
-        wanted.update(matching)
-    return [name for name in columns if name in wanted]
+        matched.update(matching)
+    return [name for name in columns if name in matched]
 
 
-def _matching(pattern: str, columns: Sequence[str]) -> list[str]:
+def _find_matches(pattern: str, columns: Sequence[str]) -> list[str]:
     """Return the columns of this name, and those whose whole names match it as a regular expression."""
     try:
         expression = re.compile(pattern)
@@ -122,10 +122,10 @@ def check_others(call: str, others: Mapping[str, Any]) -> None:
             )
         if name not in _WITHOUT_EFFECT and name not in _REFUSED:
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
-    without_effect(name for name, value in others.items() if value is not None and name in _WITHOUT_EFFECT)
+    warn_without_effect(name for name, value in others.items() if value is not None and name in _WITHOUT_EFFECT)
 
 
-def without_effect(names: Iterable[str]) -> None:
+def warn_without_effect(names: Iterable[str]) -> None:
     """Warn of arguments that have no effect here, once for each."""
     new = sorted(set(names) - _warned)
     _warned.update(new)
@@ -141,7 +141,7 @@ def compare_with_job(shard: int, shards: int) -> None:
     """Warn if a rank does not read the shard of its rank, or if one of several processes reads all rows."""
     if not context.is_initialized():
         if shards == 1:
-            warn_of_all_rows("A petastorm reader without cur_shard and shard_count")
+            warn_about_all_rows("A petastorm reader without cur_shard and shard_count")
         return
     rank, size = context.rank(), context.size()
     if size > 1 and (shard, shards) != (rank, size):

@@ -19,13 +19,13 @@ from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.prefetch import Ahead
-from spark_estimator.data.rank.shares import share
+from spark_estimator.data.rank.shares import compute_share
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.pages import Page, cut, objects, rows_in
+from spark_estimator.extensions.petastorm.pages import Page, count_rows, make_object_array, slice_page
 from spark_estimator.extensions.petastorm.plan import ReadPlan
-from spark_estimator.extensions.petastorm.stream import rebatched
-from spark_estimator.extensions.petastorm.tensor_fields import are_plain, tensor_fields, texts_of
+from spark_estimator.extensions.petastorm.stream import rebatch
+from spark_estimator.extensions.petastorm.tensor_fields import are_plain, find_texts, make_tensor_fields
 from spark_estimator.extensions.petastorm.transform import Transformer
 
 # A transform is called for at most this number of bytes, or rows, at a time, but for a batch at least.
@@ -53,12 +53,14 @@ class BatchSource(Protocol):
         """Release the rows; another iteration reads them again."""
 
 
-def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool, by_row: bool = False) -> BatchSource:
+def make_batch_source(
+    plan: ReadPlan, batch_size: int, capacity: int, numbers: bool, by_row: bool = False
+) -> BatchSource:
     """Return a plan's rows in batches; see `Reader.make_batches`."""
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
     for_torch = numbers and plan.transform is None
-    texts = texts_of(plan)
+    texts = find_texts(plan)
     without_null = [name for name in plan.columns if not (by_row and name in texts)] if for_torch else []
     in_groups = RowGroupBatches(plan, batch_size, capacity, by_row, without_null)
     if not plan.files.rows or not (are_plain(plan) or (for_torch and not texts)):
@@ -66,7 +68,7 @@ def batches_of(plan: ReadPlan, batch_size: int, capacity: int, numbers: bool, by
     if plan.transform is not None and not plan.batched:
         return in_groups
     try:
-        fields = tensor_fields(plan)
+        fields = make_tensor_fields(plan)
         rows = FileRows(plan.files, RowEncoder(plan.columns))
         seed = plan.seed if plan.shuffles or capacity else None
         result = ShardBatches(
@@ -110,7 +112,7 @@ class ShardBatches:
         transformer: Transformer | None = None,
         plan: ReadPlan | None = None,
     ) -> None:
-        self._joined = Joined.of(fields)
+        self._joined = Joined.from_fields(fields)
         self._rows = replace(rows, encoder=rows.encoder.with_fields(self._joined.stored))
         self._shard = shard
         self._shards = shards
@@ -128,14 +130,14 @@ class ShardBatches:
         self._ahead = Ahead()
 
     def __len__(self) -> int:
-        most_rows = share(self._rows.files.rows, self._shards, 0)
-        return steps_of(most_rows, self._num_epochs, self._batch_size, self._transformer)
+        most_rows = compute_share(self._rows.files.rows, self._shards, 0)
+        return count_steps(most_rows, self._num_epochs, self._batch_size, self._transformer)
 
     def __iter__(self) -> Iterator[Page]:
         matrices = self.read()
 
         def gather(numbers: Array) -> Page:
-            page = dict(zip(self._names, self._joined.gathered(matrices, numbers), strict=True))
+            page = dict(zip(self._names, self._joined.gather(matrices, numbers), strict=True))
             for name in self._truths:
                 page[name] = page[name].view(bool)
             return page
@@ -143,35 +145,37 @@ class ShardBatches:
         size, row_bytes = self._batch_size, sum(field.row_bytes for field in self._joined.fields)
         transformer = self._transformer
         if transformer is None:
-            yield from self._ahead.items(gather, self._row_numbers(), row_bytes * size)
+            yield from self._ahead.make_items(gather, self._generate_row_numbers(), row_bytes * size)
             return
 
-        place = f"shard {self._shard} of {self._shards}"
+        description = f"shard {self._shard} of {self._shards}"
         called = transformer
 
         def transform(numbers: Array) -> Page:
             arrays = gather(numbers)
-            return called.of_page(arrays, {name: array for name, array in arrays.items() if array.ndim > 1}, place)
+            return called.transform_page(
+                arrays, {name: array for name, array in arrays.items() if array.ndim > 1}, description
+            )
 
         most_batches = max(1, min(_CALL_ROWS, _CALL_BYTES // row_bytes) // size)
-        pages = self._ahead.items(transform, self._calls(most_batches), _AHEAD_BYTES)
-        batches = rebatched((page for page in pages if rows_in(page)), size)
-        rows, most_rows = (share(self._rows.files.rows, self._shards, shard) for shard in (self._shard, 0))
-        yield from equal_steps(batches, rows, most_rows, self._num_epochs, size)
+        pages = self._ahead.make_items(transform, self._generate_calls(most_batches), _AHEAD_BYTES)
+        batches = rebatch((page for page in pages if count_rows(page)), size)
+        rows, most_rows = (compute_share(self._rows.files.rows, self._shards, shard) for shard in (self._shard, 0))
+        yield from equalize_steps(batches, rows, most_rows, self._num_epochs, size)
 
-    def _row_numbers(self) -> Iterator[Array]:
+    def _generate_row_numbers(self) -> Iterator[Array]:
         """Yield the rows of each batch, by their numbers in the shard."""
         count = 0
-        for page in rebatched(({"row": order} for order in self._orders()), self._batch_size):
+        for page in rebatch(({"row": order} for order in self._generate_orders()), self._batch_size):
             yield page["row"]
             count += 1
         # The largest shard has one more row, which may have formed a separate batch.
         for _ in range(count, 0 if self._num_epochs is None else len(self)):
             yield numpy.zeros(1, numpy.int64)
 
-    def _calls(self, most_batches: int) -> Iterator[Array]:
+    def _generate_calls(self, most_batches: int) -> Iterator[Array]:
         """Yield the row numbers of each call of the transform: of one batch, then twice as many up to the most."""
-        for order in self._orders():
+        for order in self._generate_orders():
             start = 0
             while start < len(order):
                 stop = start + self._call_batches * self._batch_size
@@ -191,15 +195,15 @@ class ShardBatches:
             self._matrices = self._rows.read(self._shard, self._shards)[0].matrices
         return self._matrices
 
-    def _orders(self) -> Iterator[Array]:
+    def _generate_orders(self) -> Iterator[Array]:
         """Yield [rows] of the shard's rows, by their numbers in it, for each epoch."""
-        numbers = numpy.arange(share(self._rows.files.rows, self._shards, self._shard))
+        numbers = numpy.arange(compute_share(self._rows.files.rows, self._shards, self._shard))
         for _ in itertools.count() if self._num_epochs is None else range(self._num_epochs):
             self._epoch += 1
             if self._seed is None:
                 yield numbers
             else:
-                yield self._ahead.order(numbers, (self._seed, self._shard), self._epoch - 1)
+                yield self._ahead.draw_order(numbers, (self._seed, self._shard), self._epoch - 1)
 
 
 class RowGroupBatches:
@@ -225,27 +229,27 @@ class RowGroupBatches:
 
     def __len__(self) -> int:
         plan = self._plan
-        return steps_of(plan.most_rows, plan.num_epochs, self._batch_size, plan.transformer)
+        return count_steps(plan.most_rows, plan.num_epochs, self._batch_size, plan.transformer)
 
     def __iter__(self) -> Iterator[Page]:
         plan = self._plan
         first, self._epoch = self._epoch, self._epoch + (plan.num_epochs or 1)
-        pages = plan.pages(first, self._by_row, self._without_null)
+        pages = plan.read_pages(first, self._by_row, self._without_null)
         if self._by_row:
-            pages = map(_in_rows, pages)
-        batches = rebatched(pages, self._batch_size, self._capacity, plan.seed)
-        yield from equal_steps(batches, plan.rows, plan.most_rows, plan.num_epochs, self._batch_size)
+            pages = map(_split_rows, pages)
+        batches = rebatch(pages, self._batch_size, self._capacity, plan.seed)
+        yield from equalize_steps(batches, plan.rows, plan.most_rows, plan.num_epochs, self._batch_size)
 
     def release(self) -> None:
         """Do nothing: nothing is kept."""
 
 
-def _in_rows(page: Page) -> Page:
+def _split_rows(page: Page) -> Page:
     """Return a page whose columns of arrays are objects: those of another page may have another length."""
-    return {name: objects(list(array)) if array.ndim > 1 else array for name, array in page.items()}
+    return {name: make_object_array(list(array)) if array.ndim > 1 else array for name, array in page.items()}
 
 
-def steps_of(most_rows: int, num_epochs: int | None, batch_size: int, transformer: Transformer | None = None) -> int:
+def count_steps(most_rows: int, num_epochs: int | None, batch_size: int, transformer: Transformer | None = None) -> int:
     """Return the number of batches of the largest shard.
 
     Raises:
@@ -258,7 +262,7 @@ def steps_of(most_rows: int, num_epochs: int | None, batch_size: int, transforme
     return -(-most_rows * num_epochs // batch_size)
 
 
-def equal_steps(
+def equalize_steps(
     batches: Iterator[Page], rows: int, most_rows: int, num_epochs: int | None, batch_size: int
 ) -> Iterator[Page]:
     """Yield the batches, and one more of one row if the largest shard's odd row forms a separate batch.
@@ -272,9 +276,9 @@ def equal_steps(
     count = steps = 0
     last: Page = {}
     for batch in batches:
-        count, steps, last = count + rows_in(batch), steps + 1, batch
+        count, steps, last = count + count_rows(batch), steps + 1, batch
         yield batch
     if num_epochs is None or not steps or count != rows * num_epochs:
         return
-    for _ in range(steps_of(most_rows, num_epochs, batch_size) - steps):
-        yield {name: array.copy() for name, array in cut(last, 0, 1).items()}
+    for _ in range(count_steps(most_rows, num_epochs, batch_size) - steps):
+        yield {name: array.copy() for name, array in slice_page(last, 0, 1).items()}

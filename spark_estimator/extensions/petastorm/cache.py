@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_estimator.data.columns import Readable, raw
-from spark_estimator.data.materialize import materialized
+from spark_estimator.data.columns import Readable, make_raw
+from spark_estimator.data.materialize import materialize
 from spark_estimator.data.parquet import DataFiles
-from spark_estimator.data.parquet_file import local_form, store_for
-from spark_estimator.data.quoting import quoted
+from spark_estimator.data.parquet_file import open_store, to_local_form
+from spark_estimator.data.quoting import quote
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore, Store
 
@@ -30,7 +30,7 @@ _SPARK_TYPES = {"float32": "float", "float64": "double"}
 _log = logging.getLogger(__name__)
 
 
-def written(frame: DataFrame, columns: Sequence[str], dtype: str | None) -> tuple[DataFiles, str]:
+def write_frame(frame: DataFrame, columns: Sequence[str], dtype: str | None) -> tuple[DataFiles, str]:
     """Return the columns as files, written now or, for the same plan, before. They are removed when this process
     ends.
 
@@ -44,8 +44,8 @@ def written(frame: DataFrame, columns: Sequence[str], dtype: str | None) -> tupl
     Raises:
         DataError: no folder was named, it is not the same for the executors, or there are no rows.
     """
-    store = _cache_store(frame.sparkSession)
-    files = materialized(frame, [_converted(frame, name, dtype) for name in columns], store, of_chance=True)
+    store = _open_cache_store(frame.sparkSession)
+    files = materialize(frame, [_convert_column(frame, name, dtype) for name in columns], store, of_chance=True)
     folder = files.files[0].path.rpartition("/")[0]
     _remove_at_exit(store, folder)
     return files, folder
@@ -61,13 +61,13 @@ class _Unchanged(Readable):
         return self.expression.alias(self.name)
 
 
-def _converted(frame: DataFrame, name: str, dtype: str | None) -> Readable:
+def _convert_column(frame: DataFrame, name: str, dtype: str | None) -> Readable:
     """Return a column as it is written: vectors as arrays, and fractions in that precision."""
-    column = raw(frame.schema, name)
+    column = make_raw(frame.schema, name)
     expression, kind = column.expression, column.kind
     assert expression is not None
     if kind == "vector":
-        expression = vector_expression(frame, name, dtype)
+        expression = make_vector_expression(frame, name, dtype)
         kind = f"array<{_SPARK_TYPES[dtype or 'float64']}>"
     elif dtype is not None and kind in ("float", "double", "array<float>", "array<double>"):
         kind = f"array<{_SPARK_TYPES[dtype]}>" if column.is_array else _SPARK_TYPES[dtype]
@@ -75,15 +75,15 @@ def _converted(frame: DataFrame, name: str, dtype: str | None) -> Readable:
     return _Unchanged(name, column.is_array or column.kind == "vector", "", expression, kind)
 
 
-def vector_expression(frame: DataFrame, name: str, dtype: str | None) -> Column:
+def make_vector_expression(frame: DataFrame, name: str, dtype: str | None) -> Column:
     """Return the values of a column of Spark ML's vectors."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions
 
-    return vector_to_array(functions.col(quoted(name)), dtype or "float64")
+    return vector_to_array(functions.col(quote(name)), dtype or "float64")
 
 
-def _cache_store(spark: SparkSession) -> FilesystemStore:
+def _open_cache_store(spark: SparkSession) -> FilesystemStore:
     conf = PARENT_CACHE_DIR_URL_CONF
     parent = spark.conf.get(conf, None)
     if not parent:
@@ -92,8 +92,8 @@ def _cache_store(spark: SparkSession) -> FilesystemStore:
             f"named: spark.conf.set({conf!r}, 'file:///...'), one that the driver and all executors share "
             "('/Volumes/...', 'dbfs:/...' on Databricks)."
         )
-    place = store_for(local_form(parent)).prefix_path
-    store = Store.create(place, train_path=f"{place}/{_OWN_NAME}")
+    folder = open_store(to_local_form(parent)).prefix_path
+    store = Store.create(folder, train_path=f"{folder}/{_OWN_NAME}")
     assert isinstance(store, FilesystemStore)
     return store
 
@@ -101,10 +101,10 @@ def _cache_store(spark: SparkSession) -> FilesystemStore:
 def _remove_at_exit(store: FilesystemStore, folder: str) -> None:
     if folder not in _written:
         _written.add(folder)
-        atexit.register(_removed, store, folder)
+        atexit.register(_remove_folder, store, folder)
 
 
-def _removed(store: FilesystemStore, folder: str) -> None:
+def _remove_folder(store: FilesystemStore, folder: str) -> None:
     try:
         if store.exists(folder):
             store.remove(folder)

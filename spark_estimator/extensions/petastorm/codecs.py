@@ -42,7 +42,7 @@ class Coded:
         """Return the type of the tensor."""
         return _TENSOR_DTYPES.get(self.stored, self.stored)
 
-    def decoded(self, array: pyarrow.Array, row: int) -> pyarrow.Array:
+    def decode(self, array: pyarrow.Array, row: int) -> pyarrow.Array:
         """Return the values of a batch as lists of one length; arrays are laid flat.
 
         Args:
@@ -51,10 +51,10 @@ class Coded:
         Raises:
             DataError: a value is null, cannot be decoded, or is of another shape or type than the first.
         """
-        decode = decoder_of(self.codec, self.name)
+        decode = make_decoder(self.codec, self.name)
         whole = numpy.empty((len(array), *self.shape), self.stored)
         for number, value in enumerate(array):
-            result = _decoded(decode, self.name, value.as_py(), row + number)
+            result = _decode_value(decode, self.name, value.as_py(), row + number)
             if result.shape != self.shape or result.dtype != whole.dtype:
                 raise DataError(
                     f"column {self.name!r} holds an array of {result.dtype} and shape {list(result.shape)} in row "
@@ -72,10 +72,10 @@ def inspect_first(files: DataFiles, declared: SchemaField) -> Coded:
     Raises:
         DataError: it cannot be decoded, or is not as it was declared, or there are no rows.
     """
-    first = next((batch for batch in files.batches([declared.name], 0, 1, 1) if batch.num_rows), None)
+    first = next((batch for batch in files.read_batches([declared.name], 0, 1, 1) if batch.num_rows), None)
     if first is None:
         raise DataError("there are no rows.")
-    result = _decoded(decoder_of(declared.codec, declared.name), declared.name, first.column(0)[0].as_py(), 0)
+    result = _decode_value(make_decoder(declared.codec, declared.name), declared.name, first.column(0)[0].as_py(), 0)
     fits = len(result.shape) == len(declared.shape) and all(
         want in (None, has) for want, has in zip(declared.shape, result.shape, strict=True)
     )
@@ -87,7 +87,7 @@ def inspect_first(files: DataFiles, declared: SchemaField) -> Coded:
     return Coded(declared.name, declared.codec, result.dtype.name, result.shape)
 
 
-def _decoded(decode: Callable[[bytes], Array], column: str, value: bytes | None, row: int) -> Array:
+def _decode_value(decode: Callable[[bytes], Array], column: str, value: bytes | None, row: int) -> Array:
     if value is None:
         raise DataError(f"column {column!r} holds null in row {row} of this share: drop such rows.")
     try:
@@ -96,25 +96,25 @@ def _decoded(decode: Callable[[bytes], Array], column: str, value: bytes | None,
         raise DataError(f"column {column!r}, row {row} of this share, cannot be decoded: {error}.") from error
 
 
-def decoder_of(codec: str, column: str) -> Callable[[bytes], Array]:
+def make_decoder(codec: str, column: str) -> Callable[[bytes], Array]:
     """Return the decoder of a value: "npy", "npz" or "image", as in `SchemaField`."""
-    return {"npy": _npy, "npz": _npz}.get(codec) or _image_decoder(column)
+    return {"npy": _decode_npy, "npz": _decode_npz}.get(codec) or _make_image_decoder(column)
 
 
-def _npy(value: bytes) -> Array:
+def _decode_npy(value: bytes) -> Array:
     result = numpy.load(io.BytesIO(value), allow_pickle=False)
     if not isinstance(result, numpy.ndarray):
         raise ValueError("it is no .npy file")
     return result
 
 
-def _npz(value: bytes) -> Array:
+def _decode_npz(value: bytes) -> Array:
     with numpy.load(io.BytesIO(value), allow_pickle=False) as archive:
         result: Array = archive["arr"]
     return result
 
 
-def _image_decoder(column: str) -> Callable[[bytes], Array]:
+def _make_image_decoder(column: str) -> Callable[[bytes], Array]:
     """Return a decoder by Pillow, or by OpenCV: whichever is installed.
 
     Raises:
@@ -123,16 +123,16 @@ def _image_decoder(column: str) -> Callable[[bytes], Array]:
     try:
         from PIL import Image
     except ImportError:
-        return _opencv_decoder(column)
+        return _make_opencv_decoder(column)
 
-    def by_pillow(value: bytes) -> Array:
+    def decode_by_pillow(value: bytes) -> Array:
         with Image.open(io.BytesIO(value), formats=("PNG", "JPEG")) as image:
             return numpy.asarray(image)
 
-    return by_pillow
+    return decode_by_pillow
 
 
-def _opencv_decoder(column: str) -> Callable[[bytes], Array]:
+def _make_opencv_decoder(column: str) -> Callable[[bytes], Array]:
     try:
         import cv2
     except ImportError as error:
@@ -141,11 +141,11 @@ def _opencv_decoder(column: str) -> Callable[[bytes], Array]:
             "opencv-python-headless) where the ranks run."
         ) from error
 
-    def by_opencv(value: bytes) -> Array:
+    def decode_by_opencv(value: bytes) -> Array:
         result: Array | None = cv2.imdecode(numpy.frombuffer(value, numpy.uint8), cv2.IMREAD_UNCHANGED)
         if result is None:
             raise ValueError("it is no image")
         # OpenCV has blue first.
         return result[:, :, ::-1] if result.ndim == 3 and result.shape[2] == 3 else result
 
-    return by_opencv
+    return decode_by_opencv

@@ -10,15 +10,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_estimator.data.columns import raw
+from spark_estimator.data.columns import make_raw
 from spark_estimator.data.parquet import DataFiles
-from spark_estimator.data.scan import ThroughSpark, just_files
+from spark_estimator.data.scan import ThroughSpark, find_just_files
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm import cache as petastorm_cache
 from spark_estimator.extensions.petastorm import handover as petastorm_handover
-from spark_estimator.extensions.petastorm.arguments import check_others, chosen_fields, without_effect
-from spark_estimator.extensions.petastorm.dataset import DatasetFiles, dataset_at
-from spark_estimator.extensions.petastorm.reader import SHARED_ARGUMENTS, Reader, reader_of
+from spark_estimator.extensions.petastorm.arguments import check_others, choose_fields, warn_without_effect
+from spark_estimator.extensions.petastorm.dataset import DatasetFiles, find_dataset
+from spark_estimator.extensions.petastorm.reader import SHARED_ARGUMENTS, Reader, build_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,18 +58,18 @@ def make_spark_converter(
     if compression_codec is not None and compression_codec.lower() not in _COMPRESSIONS:
         raise ValueError(f"compression_codec must be one of {', '.join(_COMPRESSIONS)}; got {compression_codec!r}.")
     ignored = {"parquet_row_group_size_bytes": parquet_row_group_size_bytes, "compression_codec": compression_codec}
-    without_effect(name for name, value in ignored.items() if value is not None)
+    warn_without_effect(name for name, value in ignored.items() if value is not None)
     if isinstance(df, str):
-        return SparkDatasetConverter(dataset_at(df))
-    names = _readable(df)
+        return SparkDatasetConverter(find_dataset(df))
+    names = _find_readable(df)
     if read_files:
         try:
-            files = just_files(df, [raw(df.schema, name) for name in names], tasks=2)
+            files = find_just_files(df, [make_raw(df.schema, name) for name in names], tasks=2)
             _log.info("the converter reads the DataFrame's %d Parquet files themselves", len(files.files))
             return SparkDatasetConverter(files, names, dtype)
         except ThroughSpark as reason:
             _log.info("the converter writes the DataFrame's rows: %s", reason)
-    files, folder = petastorm_cache.written(df, names, dtype)
+    files, folder = petastorm_cache.write_frame(df, names, dtype)
     return SparkDatasetConverter(files, names, dtype, folder)
 
 
@@ -103,12 +103,12 @@ class SparkDatasetConverter:
     @property
     def file_urls(self) -> list[str]:
         """Return the URLs of the Parquet files."""
-        return [_url(file.path) for file in self.files.files]
+        return [_to_url(file.path) for file in self.files.files]
 
     @property
     def cache_dir_url(self) -> str:
         """Return the URL of the folder that the (first) file is in."""
-        return _url(self.files.files[0].path.rpartition("/")[0])
+        return _to_url(self.files.files[0].path.rpartition("/")[0])
 
     def make_torch_dataloader(
         self,
@@ -143,16 +143,16 @@ class SparkDatasetConverter:
             raise ValueError(f"reader must be 'native' or 'petastorm'; got {reader!r}.")
         arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
         if reader == "petastorm":
-            return self._petastorm_s(batch_size, shuffling_queue_capacity, data_loader_fn, arguments)
+            return self._hand_over(batch_size, shuffling_queue_capacity, data_loader_fn, arguments)
         from spark_estimator.extensions.petastorm.loader import BatchedDataLoader, DataLoader
 
-        made = self._reader("make_torch_dataloader", arguments)
+        made = self._make_reader("make_torch_dataloader", arguments)
         kind = data_loader_fn or DataLoader
         sizes: dict[str, Any] = {"batch_size": batch_size, "shuffling_queue_capacity": shuffling_queue_capacity}
         if kind in (DataLoader, BatchedDataLoader):
             loader: AbstractContextManager[Any] = kind(made, **sizes)
             return loader
-        return _opened(kind(made, **sizes), made)
+        return _open_loader(kind(made, **sizes), made)
 
     def make_tf_dataset(
         self,
@@ -180,25 +180,25 @@ class SparkDatasetConverter:
         if size < 1:
             raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
         arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
-        made = self._reader("make_tf_dataset", arguments)
+        made = self._make_reader("make_tf_dataset", arguments)
         # TensorFlow takes seconds to load: wrong arguments are refused before.
         from spark_estimator.extensions.petastorm.tf_datasets import TFDatasetContext
 
         return TFDatasetContext(made, size, prefetch, shuffling_queue_capacity or 0)
 
-    def _reader(self, call: str, arguments: Mapping[str, Any]) -> Reader:
+    def _make_reader(self, call: str, arguments: Mapping[str, Any]) -> Reader:
         others = dict(arguments)
-        wanted = {name: others.pop(name) for name in SHARED_ARGUMENTS if name in others}
+        shared_arguments = {name: others.pop(name) for name in SHARED_ARGUMENTS if name in others}
         others.pop("storage_options", None)  # the files know them
         wanted_fields = others.pop("schema_fields", None)
         check_others(call, others)
         files = DatasetFiles.from_files(self.files)
         if wanted_fields is None and self.columns is not None:
             wanted_fields = [re.escape(name) for name in self.columns]
-        schema = chosen_fields(files, wanted_fields, self.cache_dir_url)
-        return reader_of(files, schema, batched=True, precision=self.precision, **wanted)
+        schema = choose_fields(files, wanted_fields, self.cache_dir_url)
+        return build_reader(files, schema, batched=True, precision=self.precision, **shared_arguments)
 
-    def _petastorm_s(
+    def _hand_over(
         self,
         batch_size: int,
         shuffling_queue_capacity: int,
@@ -208,12 +208,12 @@ class SparkDatasetConverter:
         """Return the loader of petastorm itself."""
         files = DatasetFiles.from_files(self.files)
         others = dict(arguments)
-        columns = list(chosen_fields(files, others.pop("schema_fields", None), self.cache_dir_url).fields)
+        columns = list(choose_fields(files, others.pop("schema_fields", None), self.cache_dir_url).fields)
         # Petastorm returns named columns in any order.
         named = None if columns == list(files.kinds) else [re.escape(name) for name in columns]
-        return petastorm_handover.loader(
+        return petastorm_handover.open_loader(
             self.file_urls,
-            self._as_in_files(columns),
+            self._has_stored_types(columns),
             batch_size,
             shuffling_queue_capacity,
             data_loader_fn,
@@ -227,14 +227,14 @@ class SparkDatasetConverter:
             return
         self.files.store.remove(self.written)
 
-    def _as_in_files(self, names: Sequence[str]) -> bool:
+    def _has_stored_types(self, names: Sequence[str]) -> bool:
         """Return whether the files hold the columns in the types of the tensors."""
         kinds = [self.files.kinds[name].removeprefix("array<").rstrip(">") for name in names]
         other = {None: "", "float32": "double", "float64": "float"}[self.precision]
         return self.written is not None or not any(kind in (other, "vector") for kind in kinds)
 
 
-def _readable(frame: DataFrame) -> list[str]:
+def _find_readable(frame: DataFrame) -> list[str]:
     """Return the columns that readers can read; a warning names the others, as petastorm's does.
 
     Raises:
@@ -267,7 +267,7 @@ def _is_readable(kind: DataType) -> bool:
 
 
 @contextmanager
-def _opened(loader: Any, reader: Reader) -> Iterator[Any]:
+def _open_loader(loader: Any, reader: Reader) -> Iterator[Any]:
     """Yield a loader of the user's own; at the end its reader is stopped."""
     try:
         yield loader
@@ -276,5 +276,5 @@ def _opened(loader: Any, reader: Reader) -> Iterator[Any]:
         reader.join()
 
 
-def _url(path: str) -> str:
+def _to_url(path: str) -> str:
     return path if "://" in path else f"file://{path}"

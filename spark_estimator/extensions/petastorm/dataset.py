@@ -13,16 +13,16 @@ import pyarrow
 import pyarrow.parquet
 
 from spark_estimator.data.fields import Array
-from spark_estimator.data.legacy_calendar import check_calendar, legacy_columns
-from spark_estimator.data.numbers import kind_of, numbers_of
+from spark_estimator.data.legacy_calendar import check_calendar, find_legacy_columns
+from spark_estimator.data.numbers import get_kind, to_numbers
 from spark_estimator.data.parquet import DataFiles
-from spark_estimator.data.parquet_file import DataFile, local_form, naming, store_for
+from spark_estimator.data.parquet_file import DataFile, name_errors, open_store, to_local_form
 from spark_estimator.data.rank import shares
 from spark_estimator.data.table_folders import check_outside_tables
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.codecs import KINDS, Coded, inspect_first
 from spark_estimator.extensions.petastorm.schema import SchemaField
-from spark_estimator.extensions.petastorm.unischema import UnischemaField, field_of
+from spark_estimator.extensions.petastorm.unischema import UnischemaField, to_unischema_field
 from spark_estimator.store import FilesystemStore
 
 # Spark's name for the folder of rows whose value is null.
@@ -61,7 +61,7 @@ class DatasetFiles(DataFiles):
         """Return the files with their columns as they are stored, and all their rows."""
         return files if isinstance(files, DatasetFiles) else cls(files.files, files.store, files.known_kinds)
 
-    def with_coded(self, fields: Sequence[SchemaField]) -> DatasetFiles:
+    def add_coded(self, fields: Sequence[SchemaField]) -> DatasetFiles:
         """Return these files with columns that are decoded, of the shapes of the first row.
 
         Raises:
@@ -81,9 +81,9 @@ class DatasetFiles(DataFiles):
 
     @property
     def rows(self) -> int:
-        return sum(itertools.chain.from_iterable(self.group_rows()))
+        return sum(itertools.chain.from_iterable(self.count_group_rows()))
 
-    def group_rows(self) -> list[list[int]]:
+    def count_group_rows(self) -> list[list[int]]:
         """Return [files][row groups] the number of selected rows."""
         if not self.selected:
             return [list(file.groups) for file in self.files]
@@ -92,25 +92,29 @@ class DatasetFiles(DataFiles):
             for file, of_file in zip(self.files, self.selected, strict=True)
         ]
 
-    def pieces(self, shard: int, shards: int) -> list[Piece]:
+    def find_pieces(self, shard: int, shards: int) -> list[Piece]:
         """Return one of equal shares of the selected rows, cut where row groups end."""
         groups = [
-            (file, group, rows) for file, of_file in enumerate(self.group_rows()) for group, rows in enumerate(of_file)
+            (file, group, rows)
+            for file, of_file in enumerate(self.count_group_rows())
+            for group, rows in enumerate(of_file)
         ]
-        ranges = shares.ranges([rows for _, _, rows in groups], shards, shard)
+        ranges = shares.divide_ranges([rows for _, _, rows in groups], shards, shard)
         return [Piece(*groups[part.piece][:2], part.start, part.rows) for part in ranges]
 
-    def batches(self, columns: Sequence[str], rank: int, size: int, batch_rows: int) -> Iterator[pyarrow.RecordBatch]:
+    def read_batches(
+        self, columns: Sequence[str], rank: int, size: int, batch_rows: int
+    ) -> Iterator[pyarrow.RecordBatch]:
         if self.selected:
             footers: dict[int, Any] = {}
-            for piece in self.pieces(rank, size):
+            for piece in self.find_pieces(rank, size):
                 table = self.read(piece, columns, footers, as_stored=True).combine_chunks()
                 yield from table.to_batches(max_chunksize=batch_rows)
             return
         row = 0
-        for batch in super().batches(columns, rank, size, batch_rows):
+        for batch in super().read_batches(columns, rank, size, batch_rows):
             arrays = [
-                self.coded[name].decoded(array, row) if name in self.coded else array
+                self.coded[name].decode(array, row) if name in self.coded else array
                 for name, array in zip(batch.schema.names, batch.columns, strict=True)
             ]
             yield pyarrow.RecordBatch.from_arrays(arrays, names=batch.schema.names)
@@ -135,10 +139,10 @@ class DatasetFiles(DataFiles):
         first = piece.start if numbers is None else 0
         table = pyarrow.table({})
         if stored:
-            with file.opened(self.store, footer=footers.get(piece.file)) as opened:
+            with file.open_file(self.store, footer=footers.get(piece.file)) as opened:
                 footers[piece.file] = opened.metadata
                 table = opened.read_row_group(piece.group, columns=stored, use_threads=False).select(stored)
-                check_calendar(file.path, legacy_columns(opened.metadata, stored), table)
+                check_calendar(file.path, find_legacy_columns(opened.metadata, stored), table)
             table = table.slice(first, piece.rows) if numbers is None else table.take(pyarrow.array(numbers))
         arrays: list[Any] = []
         for name in columns:
@@ -147,13 +151,13 @@ class DatasetFiles(DataFiles):
                 continue
             column = table.column(name)
             if name in self.coded:
-                column = self.coded[name].decoded(column.combine_chunks(), first)
-            elif not as_stored and pyarrow.types.is_struct(column.type) and kind_of(column.type) == "vector":
-                column = numbers_of(column.combine_chunks())
+                column = self.coded[name].decode(column.combine_chunks(), first)
+            elif not as_stored and pyarrow.types.is_struct(column.type) and get_kind(column.type) == "vector":
+                column = to_numbers(column.combine_chunks())
             arrays.append(column)
         return pyarrow.table(arrays, names=list(columns))
 
-    def schema_fields(self) -> tuple[list[UnischemaField], dict[str, str]]:
+    def read_fields(self) -> tuple[list[UnischemaField], dict[str, str]]:
         """Return all columns as fields, partition columns first; and the types of those that no reader reads, by
         name.
         """
@@ -163,27 +167,27 @@ class DatasetFiles(DataFiles):
             pyarrow.field(name, value.type, nullable=not all(file.constants[name].is_valid for file in self.files))
             for name, value in self.files[0].constants.items()
         ]
-        with naming(self.files[0].path), self.store.open(self.files[0].path) as raw:
+        with name_errors(self.files[0].path), self.store.open(self.files[0].path) as raw:
             columns += [column for column in pyarrow.parquet.read_schema(raw) if column.name not in self.partitions]
         result: list[UnischemaField] = []
         omitted: dict[str, str] = {}
         for column in columns:
-            made = field_of(column)
+            made = to_unischema_field(column)
             if column.name in self.coded:
-                known = self.coded[column.name]
-                made = UnischemaField(column.name, numpy.dtype(known.dtype).type, known.shape, None, False)
+                coded = self.coded[column.name]
+                made = UnischemaField(column.name, numpy.dtype(coded.dtype).type, coded.shape, None, False)
             if made is None:
                 omitted[column.name] = str(column.type)
             else:
                 result.append(made)
         return result, omitted
 
-    def with_selected(self, selected: Iterable[tuple[Array | None, ...]]) -> DatasetFiles:
+    def select(self, selected: Iterable[tuple[Array | None, ...]]) -> DatasetFiles:
         """Return these files with other rows selected."""
         return replace(self, selected=tuple(selected))
 
 
-def dataset_at(
+def find_dataset(
     paths: str | Sequence[str], storage_options: Mapping[str, Any] | None = None, store: FilesystemStore | None = None
 ) -> DatasetFiles:
     """Return the Parquet files below a folder, or those that are named. Folders ``name=value`` make partition
@@ -193,14 +197,14 @@ def dataset_at(
         DataError: there are none, or folders below have other names, or the folder is part of a Delta, Hudi or
             Iceberg table.
     """
-    named = [local_form(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    named = [to_local_form(path) for path in ([paths] if isinstance(paths, str) else paths)]
     if not named:
         raise DataError("no path of Parquet files was given.")
-    store = store or store_for(named[0], storage_options)
+    store = store or open_store(named[0], storage_options)
     files: list[tuple[DataFile, dict[str, str]]] = []
     formats: dict[str, frozenset[str]] = {}
     for path in named:
-        files += _files_below(store, store.get_full_path(path), path, {}, formats)
+        files += _find_files(store, store.get_full_path(path), path, {}, formats)
     if not files:
         raise DataError(f"{', '.join(named)}: there are no Parquet files.")
     names = list(files[0][1])
@@ -209,15 +213,15 @@ def dataset_at(
             raise DataError(
                 f"{file.path} is in folders of the partition columns {list(values)}, and {files[0][0].path} of {names}."
             )
-    constants = {name: _typed([values[name] for _, values in files]) for name in names}
+    constants = {name: _parse_values([values[name] for _, values in files]) for name in names}
     partitioned = [
-        file.with_constants({name: values[number] for name, values in constants.items()})
+        file.add_constants({name: values[number] for name, values in constants.items()})
         for number, (file, _) in enumerate(files)
     ]
     return DatasetFiles(tuple(partitioned), store)
 
 
-def _files_below(
+def _find_files(
     store: FilesystemStore, folder: str, path: str, values: dict[str, str], formats: dict[str, frozenset[str]]
 ) -> list[tuple[DataFile, dict[str, str]]]:
     try:
@@ -232,7 +236,7 @@ def _files_below(
         if name.startswith(("_", ".")):
             continue
         if entry.size is not None:
-            result.append((DataFile.at(entry.path, store, entry.size), values))
+            result.append((DataFile.read(entry.path, store, entry.size), values))
             continue
         column, equals, value = name.partition("=")
         if not equals or not column:
@@ -240,14 +244,14 @@ def _files_below(
                 f"{path} has the folder {name!r} inside, whose name is not that of a partition (name=value): name the "
                 "folders that hold files."
             )
-        result += _files_below(store, entry.path, path, {**values, unquote(column): unquote(value)}, formats)
+        result += _find_files(store, entry.path, path, {**values, unquote(column): unquote(value)}, formats)
     return result
 
 
-def _typed(values: Sequence[str]) -> pyarrow.Array:
+def _parse_values(values: Sequence[str]) -> pyarrow.Array:
     """Return whole numbers if all values are; else texts. A null is null."""
-    known = [None if value == _NULL_FOLDER else value for value in values]
+    texts = [None if value == _NULL_FOLDER else value for value in values]
     try:
-        return pyarrow.array([None if value is None else int(value) for value in known], pyarrow.int64())
+        return pyarrow.array([None if value is None else int(value) for value in texts], pyarrow.int64())
     except ValueError:
-        return pyarrow.array(known, pyarrow.string())
+        return pyarrow.array(texts, pyarrow.string())

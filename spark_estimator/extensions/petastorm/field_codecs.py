@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from spark_estimator.extensions.petastorm.codecs import decoder_of
+from spark_estimator.extensions.petastorm.codecs import make_decoder
 from spark_estimator.extensions.petastorm.unischema import _WRITING
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class DataframeColumnCodec:
 
     def decode(self, unischema_field: Any, value: Any) -> Any:
         """Return the array that a stored value holds."""
-        return decoder_of(self.kind, unischema_field.name)(value)
+        return make_decoder(self.kind, unischema_field.name)(value)
 
     def spark_dtype(self) -> DataType:
         """Return the Spark type of the stored column: binary."""

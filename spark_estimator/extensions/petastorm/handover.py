@@ -23,7 +23,7 @@ _WORKS = "Python 3.10 or 3.11 with petastorm 0.13.1, pyarrow 14.0.2, numpy 1.26.
 _POOL = "dummy"
 
 
-def refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) -> str | None:
+def describe_refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) -> str | None:
     """Return why petastorm cannot read here; None: it can.
 
     Args:
@@ -31,7 +31,7 @@ def refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) ->
         python: its version.
     """
     result = {name: version_of(name) for name in _NEEDED}
-    wrong = [name for name, version in result.items() if version is None or not _within(version, *_NEEDED[name])]
+    wrong = [name for name, version in result.items() if version is None or not _is_within(version, *_NEEDED[name])]
     if python > (3, 11):
         wrong.insert(0, "Python")
     if not wrong:
@@ -48,7 +48,7 @@ def refusal(version_of: Callable[[str], str | None], python: tuple[int, int]) ->
 
 def check() -> None:
     """Raise PythonEnvironmentError if petastorm cannot read here; the text names all versions."""
-    reason = refusal(_installed, sys.version_info[:2])
+    reason = describe_refusal(_find_version, sys.version_info[:2])
     if reason is None and hasattr(importlib.import_module("petastorm"), "__spark_estimator_alias__"):
         reason = (
             "`petastorm` is an alias of spark_estimator in this process (compat.install(force=True)), which hides "
@@ -58,7 +58,7 @@ def check() -> None:
         raise PythonEnvironmentError(reason)
 
 
-def loader(
+def open_loader(
     file_urls: Sequence[str],
     as_they_are: bool,
     batch_size: int,
@@ -84,11 +84,11 @@ def loader(
             "them in the types that dtype names, or with dtype=None."
         )
     arguments = {name: value for name, value in reader_arguments.items() if value is not None or name == "num_epochs"}
-    return _opened(list(file_urls), batch_size, shuffling_queue_capacity, data_loader_fn, arguments)
+    return _open(list(file_urls), batch_size, shuffling_queue_capacity, data_loader_fn, arguments)
 
 
 @contextmanager
-def _opened(
+def _open(
     file_urls: list[str],
     batch_size: int,
     shuffling_queue_capacity: int,
@@ -108,14 +108,14 @@ def _opened(
         reader.join()
 
 
-def _installed(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _within(version: str, least: tuple[int, ...], below: tuple[int, ...]) -> bool:
+def _is_within(version: str, least: tuple[int, ...], below: tuple[int, ...]) -> bool:
     numbers = []
     for part in version.split(".")[:3]:
         digits = "".join(item for item in part if item.isdigit())

@@ -19,12 +19,12 @@ import numpy
 import torch
 from torch.utils.data import default_collate
 
-from spark_estimator.collectives.ops import whole_number
+from spark_estimator.collectives.ops import to_whole_number
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.pages import cut, rows_in
+from spark_estimator.extensions.petastorm.pages import count_rows, slice_page
 from spark_estimator.extensions.petastorm.reader import Reader
-from spark_estimator.extensions.petastorm.tensor_fields import texts_of
+from spark_estimator.extensions.petastorm.tensor_fields import find_texts
 
 # Types that tensors lack become the next larger type that exists, as in petastorm. Types are looked up as objects:
 # computing a type's name takes as long as the rest of a column of a batch.
@@ -64,7 +64,7 @@ class _Loader:
     _takes_texts = False
 
     def __init__(self, reader: Reader, batch_size: int, shuffling_queue_capacity: int, by_row: bool = False) -> None:
-        batch_size = whole_size("batch_size", batch_size)
+        batch_size = check_size("batch_size", batch_size)
         if not isinstance(reader, Reader):
             raise TypeError(f"a loader takes a reader of make_reader or make_batch_reader; got {reader!r}.")
         self.reader = reader
@@ -91,7 +91,7 @@ class _Loader:
         """Return True, as petastorm's loaders do, also if the number of batches is not known."""
         return True
 
-    def _columns(self) -> Iterator[dict[str, Any]]:
+    def _read_columns(self) -> Iterator[dict[str, Any]]:
         for batch in self._batches:
             if self.reader.stopped:
                 raise RuntimeError(
@@ -100,17 +100,17 @@ class _Loader:
             if {array.dtype for array in batch.values()} <= _SAME_DTYPES:
                 yield batch
             else:
-                yield {name: self._column(array, name) for name, array in batch.items()}
+                yield {name: self._convert_column(array, name) for name, array in batch.items()}
         self.reader.last_row_consumed = True
 
-    def _column(self, array: Array, name: str) -> Array | list[Any]:
+    def _convert_column(self, array: Array, name: str) -> Array | list[Any]:
         if array.dtype.kind not in "OSU" or array.ndim > 1 or not self._takes_texts:
-            return numbers_for_torch(array, name)
+            return to_torch_numbers(array, name)
         values: list[Any] = array.tolist()
         kinds = set(map(type, values))
         if kinds <= {str, bytes} or (self._by_row and kinds not in _NUMBER_KINDS):
             return values
-        return numbers_for_torch(array, name)
+        return to_torch_numbers(array, name)
 
     def __enter__(self) -> Any:
         return self
@@ -153,7 +153,7 @@ class DataLoader(_Loader):
         self.collate_fn = collate_fn
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._columns():
+        for batch in self._read_columns():
             if not self._by_row:
                 yield {
                     name: values if isinstance(values, list) else torch.from_numpy(values)
@@ -183,7 +183,7 @@ class BatchedDataLoader(_Loader):
         self.transform_fn = transform_fn or torch.from_numpy
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self._columns():
+        for batch in self._read_columns():
             yield {name: self.transform_fn(array) for name, array in batch.items()}
 
 
@@ -214,7 +214,7 @@ class InMemBatchedDataLoader:
         shuffle: bool = False,
     ) -> None:
         batch_size, num_epochs, rows_capacity = (
-            whole_size(name, value)
+            check_size(name, value)
             for name, value in (
                 ("batch_size", batch_size),
                 ("num_epochs", num_epochs),
@@ -230,9 +230,9 @@ class InMemBatchedDataLoader:
         parts: list[dict[str, Any]] = []
         count = 0
         for page in reader.pages():
-            kept = cut(page, 0, rows_capacity - count)
-            parts.append({name: make(numbers_for_torch(array, name)) for name, array in kept.items()})
-            count += rows_in(kept)
+            rows = slice_page(page, 0, rows_capacity - count)
+            parts.append({name: make(to_torch_numbers(array, name)) for name, array in rows.items()})
+            count += count_rows(rows)
             if count >= rows_capacity:
                 break
         reader.stop()
@@ -254,9 +254,9 @@ class InMemBatchedDataLoader:
         if self._is_used:
             raise RuntimeError("an InMemBatchedDataLoader is iterated once: give it num_epochs for more.")
         self._is_used = True
-        return self._given()
+        return self._generate_batches()
 
-    def _given(self) -> Iterator[dict[str, Any]]:
+    def _generate_batches(self) -> Iterator[dict[str, Any]]:
         for epoch in range(self._num_epochs):
             order = torch.arange(self._count)
             if self._shuffle:
@@ -273,13 +273,13 @@ class InMemBatchedDataLoader:
         return
 
 
-def whole_size(name: str, value: Any) -> int:
+def check_size(name: str, value: Any) -> int:
     """Return a number of rows, 1 or more; petastorm takes 25.0, too.
 
     Raises:
         TypeError, ValueError: it is another value; the text has the name.
     """
-    number = whole_number(int(value) if isinstance(value, float) and value.is_integer() else value)
+    number = to_whole_number(int(value) if isinstance(value, float) and value.is_integer() else value)
     if number is None:
         raise TypeError(f"{name} must be a whole number; got {value!r}.")
     if number < 1:
@@ -287,7 +287,7 @@ def whole_size(name: str, value: Any) -> int:
     return number
 
 
-def numbers_for_torch(array: Array, name: str) -> Array:
+def to_torch_numbers(array: Array, name: str) -> Array:
     """Return a column in a type that tensors have: truth values as uint8, timestamps as seconds, dates as days since
     1970.
 
@@ -302,29 +302,29 @@ def numbers_for_torch(array: Array, name: str) -> Array:
     if array.dtype == bool:
         return array.view(numpy.uint8)
     if array.dtype == "datetime64[D]":
-        _no_null(numpy.isnat(array), name)
+        _check_no_null(numpy.isnat(array), name)
         return array.astype(numpy.int64)
     if array.dtype.kind == "M":
-        _no_null(numpy.isnat(array), name)
+        _check_no_null(numpy.isnat(array), name)
         micros: Array = array.astype("datetime64[us]").astype(numpy.int64) / 1e6
         return micros
     if array.dtype.kind in "OSU":
-        return _of_objects(array, name)
-    wanted = _TENSOR_DTYPES.get(array.dtype)
-    return array if wanted is None else array.astype(wanted)
+        return _convert_objects(array, name)
+    dtype = _TENSOR_DTYPES.get(array.dtype)
+    return array if dtype is None else array.astype(dtype)
 
 
-def _of_objects(array: Array, name: str) -> Array:
+def _convert_objects(array: Array, name: str) -> Array:
     if array.dtype == object and array.ndim == 1:
-        _no_null(numpy.fromiter((item is None for item in array), bool, len(array)), name)
+        _check_no_null(numpy.fromiter((item is None for item in array), bool, len(array)), name)
         if all(isinstance(item, Decimal) for item in array):
             return array.astype(numpy.float64)
         if all(type(item) is datetime.date for item in array):
             return array.astype("datetime64[D]").astype(numpy.int64)
-    raise _refusal(name, f"{type(array.flat[0]).__name__} values")
+    raise _make_error(name, f"{type(array.flat[0]).__name__} values")
 
 
-def _refusal(name: str, values: str) -> DataError:
+def _make_error(name: str, values: str) -> DataError:
     return DataError(
         f"column {name!r} holds {values}, which PyTorch tensors can't hold: make numbers of them in a TransformSpec, "
         "or leave the column out (schema_fields, or removed_fields of the TransformSpec). DataLoader has lists of "
@@ -337,13 +337,13 @@ def _check_texts(reader: Reader, takes_texts: bool) -> None:
     fields = reader.plan.schema.fields
     if reader.plan.transform is not None:  # what its function returns is not known before
         return
-    for name in texts_of(reader.plan):
+    for name in find_texts(reader.plan):
         if fields[name].shape or not takes_texts:
             text = "texts" if fields[name].numpy_dtype is numpy.str_ else "bytes"
-            raise _refusal(name, f"arrays of {text}" if fields[name].shape else text)
+            raise _make_error(name, f"arrays of {text}" if fields[name].shape else text)
 
 
-def _no_null(mask: Array, name: str) -> None:
+def _check_no_null(mask: Array, name: str) -> None:
     if mask.any():
         raise DataError(
             f"column {name!r} holds null in {int(mask.sum())} of {len(mask)} rows, and tensors have none: fill or drop "

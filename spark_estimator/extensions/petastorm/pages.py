@@ -21,7 +21,7 @@ from spark_estimator.errors import DataError
 Page = dict[str, Array]
 
 
-def page_of(table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], by_row: bool) -> Page:
+def make_page(table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], by_row: bool) -> Page:
     """Return a table's columns as arrays.
 
     Args:
@@ -32,19 +32,19 @@ def page_of(table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], 
         DataError: arrays of a column differ in length, or one is null.
     """
     return {
-        name: array_of(table.column(name).combine_chunks(), name, shapes.get(name, ()), by_row)
+        name: make_array(table.column(name).combine_chunks(), name, shapes.get(name, ()), by_row)
         for name in table.column_names
     }
 
 
-def array_of(column: pyarrow.Array, name: str, shape: tuple[int | None, ...] = (), by_row: bool = False) -> Array:
+def make_array(column: pyarrow.Array, name: str, shape: tuple[int | None, ...] = (), by_row: bool = False) -> Array:
     """Return a column as a writable array [rows, ...]; arguments and errors as `make_page`."""
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
     if is_list(column.type):
-        return _matrix(column, name, shape, by_row)
+        return _make_matrix(column, name, shape, by_row)
     if column.null_count and by_row and not pyarrow.types.is_floating(column.type):  # which have NaN
-        values = array_of(column.drop_null(), name, shape, by_row)
+        values = make_array(column.drop_null(), name, shape, by_row)
         result: Array = numpy.full(len(column), None, object)
         result[column.is_valid().to_numpy(zero_copy_only=False)] = list(values)
         return result
@@ -52,16 +52,16 @@ def array_of(column: pyarrow.Array, name: str, shape: tuple[int | None, ...] = (
         days: Array = column.cast(pyarrow.date32()).to_numpy(zero_copy_only=False).astype("datetime64[D]")
         return days
     if pyarrow.types.is_timestamp(column.type):  # in UTC, as datetime64 has no zone
-        return _writable(column.cast(pyarrow.timestamp(column.type.unit)).to_numpy(zero_copy_only=False))
+        return _make_writable(column.cast(pyarrow.timestamp(column.type.unit)).to_numpy(zero_copy_only=False))
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     values = column.to_pandas().to_numpy()
     if _is_text(column.type):
         return numpy.asarray(values if column.null_count else values.astype(numpy.str_))
-    return _writable(values)
+    return _make_writable(values)
 
 
-def _matrix(column: pyarrow.Array, name: str, shape: tuple[int | None, ...], by_row: bool) -> Array:
+def _make_matrix(column: pyarrow.Array, name: str, shape: tuple[int | None, ...], by_row: bool) -> Array:
     rows = len(column)
     lengths = pyarrow.compute.list_value_length(column)
     if not column.null_count and rows:
@@ -69,22 +69,22 @@ def _matrix(column: pyarrow.Array, name: str, shape: tuple[int | None, ...], by_
         width = lengths[0].as_py()
         if not inside.null_count and pyarrow.compute.all(pyarrow.compute.equal(lengths, width)).as_py():
             # Texts in arrays stay objects, as petastorm's do.
-            flat = inside.to_pandas().to_numpy() if _is_text(inside.type) else array_of(inside, name)
-            extents = _known(shape) if len(shape) > 1 and math.prod(_known(shape)) == width else (width,)
+            flat = inside.to_pandas().to_numpy() if _is_text(inside.type) else make_array(inside, name)
+            extents = _to_extents(shape) if len(shape) > 1 and math.prod(_to_extents(shape)) == width else (width,)
             return flat.reshape(rows, *extents)
     arrays = list(column.to_pandas())
-    return objects(arrays) if by_row else stacked(arrays, name)
+    return make_object_array(arrays) if by_row else stack(arrays, name)
 
 
 def _is_text(kind: pyarrow.DataType) -> bool:
     return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind))
 
 
-def _known(shape: tuple[int | None, ...]) -> tuple[int, ...]:
+def _to_extents(shape: tuple[int | None, ...]) -> tuple[int, ...]:
     return tuple(-1 if extent is None else extent for extent in shape)
 
 
-def stacked(values: Sequence[Any] | Array, name: str) -> Array:
+def stack(values: Sequence[Any] | Array, name: str) -> Array:
     """Return arrays of rows as one array [rows, ...].
 
     Raises:
@@ -104,7 +104,7 @@ def stacked(values: Sequence[Any] | Array, name: str) -> Array:
         ) from None
 
 
-def column_of(items: Array, name: str, shape: tuple[int | None, ...] | None) -> Array:
+def make_column(items: Array, name: str, shape: tuple[int | None, ...] | None) -> Array:
     """Return a column that a user's function returned, as an array [rows, ...].
 
     Args:
@@ -116,16 +116,16 @@ def column_of(items: Array, name: str, shape: tuple[int | None, ...] | None) -> 
     from pandas.api.types import infer_dtype
 
     if items.dtype != object:
-        return _writable(items)
+        return _make_writable(items)
     first = next((item for item in items if item is not None), None)
     if is_array(first):
-        array = stacked(items, name)
+        array = stack(items, name)
         _check_shape(array, name, shape)
         return array
     if infer_dtype(items, skipna=False) in ("string", "bytes", "decimal"):
-        return items.astype(numpy.str_) if isinstance(first, str) else _writable(items)
+        return items.astype(numpy.str_) if isinstance(first, str) else _make_writable(items)
     try:
-        return array_of(pyarrow.array(items, from_pandas=True), name)
+        return make_array(pyarrow.array(items, from_pandas=True), name)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
         raise DataError(f"column {name!r} of what transform_spec's function returned: {error}") from error
 
@@ -147,7 +147,7 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (list, tuple, numpy.ndarray)) or (hasattr(value, "__array__") and numpy.ndim(value) > 0)
 
 
-def objects(values: Sequence[Any]) -> Array:
+def make_object_array(values: Sequence[Any]) -> Array:
     """Return [rows] of objects; numpy would make a matrix of lists."""
     result: Array = numpy.empty(len(values), object)
     for number, value in enumerate(values):
@@ -180,17 +180,17 @@ def is_fixed_width(column: pyarrow.Array) -> bool:
     return not column.null_count and (is_number or (pyarrow.types.is_timestamp(kind) and kind.tz is None))
 
 
-def rows_in(page: Page) -> int:
+def count_rows(page: Page) -> int:
     """Return the number of rows of a page."""
     return len(next(iter(page.values())))
 
 
-def cut(page: Page, start: int, stop: int) -> Page:
+def slice_page(page: Page, start: int, stop: int) -> Page:
     """Return some rows of a page."""
     return {name: array[start:stop] for name, array in page.items()}
 
 
-def joined(pages: Sequence[Page]) -> Page:
+def join_pages(pages: Sequence[Page]) -> Page:
     """Return pages one after the other, as one.
 
     Raises:
@@ -211,6 +211,6 @@ def joined(pages: Sequence[Page]) -> Page:
     return result
 
 
-def _writable(array: Array) -> Array:
+def _make_writable(array: Array) -> Array:
     """Return a contiguous array that may be written to: PyTorch takes no rows in reverse."""
     return array if array.flags.writeable and array.flags.c_contiguous else array.copy()

@@ -11,10 +11,10 @@ import numpy
 import pyarrow
 
 from spark_estimator.data.fields import is_list
-from spark_estimator.data.rank.shares import begin, share
+from spark_estimator.data.rank.shares import compute_begin, compute_share
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles, Piece
-from spark_estimator.extensions.petastorm.pages import Page, check_no_null, page_of
-from spark_estimator.extensions.petastorm.stream import Order, pages
+from spark_estimator.extensions.petastorm.pages import Page, check_no_null, make_page
+from spark_estimator.extensions.petastorm.stream import Order, read_pages
 from spark_estimator.extensions.petastorm.transform import Transformer, TransformSpec
 from spark_estimator.extensions.petastorm.unischema import Unischema
 
@@ -66,12 +66,12 @@ class ReadPlan:
     @property
     def rows(self) -> int:
         """Return the rows of this shard, in one epoch, before the transform."""
-        return share(self.files.rows, self.shards, self.shard)
+        return compute_share(self.files.rows, self.shards, self.shard)
 
     @property
     def most_rows(self) -> int:
         """Return the rows of the largest shard."""
-        return share(self.files.rows, self.shards, 0)
+        return compute_share(self.files.rows, self.shards, 0)
 
     @property
     def transformer(self) -> Transformer | None:
@@ -85,7 +85,7 @@ class ReadPlan:
         """Return the shapes of a row's values, by the columns' names."""
         return {name: field.shape for name, field in self.schema.fields.items()}
 
-    def pages(self, first_epoch: int, by_row: bool, without_null: Collection[str] = ()) -> Iterator[Page]:
+    def read_pages(self, first_epoch: int, by_row: bool, without_null: Collection[str] = ()) -> Iterator[Page]:
         """Yield the row groups of all epochs as arrays.
 
         Args:
@@ -99,55 +99,55 @@ class ReadPlan:
         footers: dict[int, Any] = {}
         transformer = self.transformer
 
-        def page(piece: Piece) -> Page:
-            table = self._table(piece, footers)
+        def read_page(piece: Piece) -> Page:
+            table = self._read_table(piece, footers)
             for name in without_null:
-                check_no_null(table.column(name), name, self._place(piece))
+                check_no_null(table.column(name), name, self._describe_place(piece))
             if transformer is None:
-                return page_of(table, self.shapes, by_row)
-            return transformer.of_table(table, self.shapes, self._place(piece))
+                return make_page(table, self.shapes, by_row)
+            return transformer.transform_table(table, self.shapes, self._describe_place(piece))
 
-        return pages(self._pieces(), page, self._order, self.threads, first_epoch)
+        return read_pages(self._find_pieces(), read_page, self._order, self.threads, first_epoch)
 
-    def rows_by_group(self, first_epoch: int) -> Iterator[Iterable[tuple[Any, ...]]]:
+    def read_rows(self, first_epoch: int) -> Iterator[Iterable[tuple[Any, ...]]]:
         """Yield the rows of each row group as tuples of the values of `result_schema`; as `read_pages`."""
         transformer = self.transformer
         if transformer is None:
-            for page in self.pages(first_epoch, by_row=True):
+            for page in self.read_pages(first_epoch, by_row=True):
                 yield zip(*(page[name] for name in self.result_schema.fields), strict=True)
             return
         footers: dict[int, Any] = {}
         called = transformer
 
-        def rows(piece: Piece) -> list[tuple[Any, ...]]:
-            page = page_of(self._table(piece, footers), self.shapes, by_row=True)
-            return called.rows_of_page(page, self._place(piece))
+        def transform_rows(piece: Piece) -> list[tuple[Any, ...]]:
+            page = make_page(self._read_table(piece, footers), self.shapes, by_row=True)
+            return called.transform_rows(page, self._describe_place(piece))
 
-        yield from pages(self._pieces(), rows, self._order, self.threads, first_epoch)
+        yield from read_pages(self._find_pieces(), transform_rows, self._order, self.threads, first_epoch)
 
     @property
     def _order(self) -> Order:
         return Order(self.num_epochs, self.seed, self.shuffle_row_groups, self.shuffle_rows)
 
-    def _table(self, piece: Piece, footers: dict[int, Any]) -> pyarrow.Table:
-        return self._in_precision(self.files.read(piece, self.columns, footers))
+    def _read_table(self, piece: Piece, footers: dict[int, Any]) -> pyarrow.Table:
+        return self._cast_table(self.files.read(piece, self.columns, footers))
 
-    def _place(self, piece: Piece) -> str:
+    def _describe_place(self, piece: Piece) -> str:
         """Return the file and row group of a piece, for messages."""
         return f"{self.files.files[piece.file].path}, row group {piece.group}"
 
-    def _pieces(self) -> list[Piece]:
-        whole = self.files.pieces(self.shard, self.shards)
+    def _find_pieces(self) -> list[Piece]:
+        whole = self.files.find_pieces(self.shard, self.shards)
         if self.parts == 1:
             return whole
         return [
-            Piece(piece.file, piece.group, piece.start + begin(piece.rows, self.parts, part), rows)
+            Piece(piece.file, piece.group, piece.start + compute_begin(piece.rows, self.parts, part), rows)
             for piece in whole
             for part in range(self.parts)
-            if (rows := share(piece.rows, self.parts, part))
+            if (rows := compute_share(piece.rows, self.parts, part))
         ]
 
-    def _in_precision(self, table: pyarrow.Table) -> pyarrow.Table:
+    def _cast_table(self, table: pyarrow.Table) -> pyarrow.Table:
         if self.precision is None:
             return table
         kind = pyarrow.from_numpy_dtype(numpy.dtype(self.precision))
@@ -155,6 +155,6 @@ class ReadPlan:
             inside = field.type.value_type if is_list(field.type) else field.type
             if field.name in self.files.coded or not pyarrow.types.is_floating(inside) or inside == kind:
                 continue
-            wanted = pyarrow.list_(kind) if is_list(field.type) else kind
-            table = table.set_column(number, field.name, table.column(number).cast(wanted))
+            target = pyarrow.list_(kind) if is_list(field.type) else kind
+            table = table.set_column(number, field.name, table.column(number).cast(target))
         return table

@@ -176,7 +176,7 @@ def _check(predicates: Sequence[Any]) -> None:
         raise ValueError(f"{wrong!r} is no predicate: derive it from PredicateBase.")
 
 
-def included(predicate: PredicateBase, frame: pandas.DataFrame, by_row: bool) -> Array:
+def find_included(predicate: PredicateBase, frame: pandas.DataFrame, by_row: bool) -> Array:
     """Return [rows] which rows a predicate includes.
 
     Args:
@@ -184,13 +184,13 @@ def included(predicate: PredicateBase, frame: pandas.DataFrame, by_row: bool) ->
         by_row: it is called with a dict for each row, never with the frame.
     """
     if isinstance(predicate, in_negate):
-        return ~included(predicate.predicate, frame, by_row)
+        return ~find_included(predicate.predicate, frame, by_row)
     if isinstance(predicate, in_reduce):
-        answers = [included(part, frame, by_row).tolist() for part in predicate.predicates]
+        answers = [find_included(part, frame, by_row).tolist() for part in predicate.predicates]
         return numpy.fromiter((bool(predicate.reduce(list(row))) for row in zip(*answers, strict=True)), bool)
     own_frames = isinstance(predicate, in_lambda) or type(predicate).__module__ != __name__
     if own_frames and not by_row:
-        mask = _of_frame(predicate, frame)
+        mask = _call_with_frame(predicate, frame)
         if mask is not None:
             return mask
     names = list(frame.columns)
@@ -199,7 +199,7 @@ def included(predicate: PredicateBase, frame: pandas.DataFrame, by_row: bool) ->
     return numpy.fromiter((bool(predicate.do_include(dict(zip(names, row, strict=True)))) for row in rows), bool)
 
 
-def _of_frame(predicate: PredicateBase, frame: pandas.DataFrame) -> Array | None:
+def _call_with_frame(predicate: PredicateBase, frame: pandas.DataFrame) -> Array | None:
     """Return the answer for all rows at a time; None: the predicate takes single rows.
 
     A function for single rows may return as many values as there are rows by accident: of four rows,

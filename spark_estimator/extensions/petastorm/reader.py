@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy
 
-from spark_estimator.data.materialize import MANIFEST, prepared
-from spark_estimator.data.parquet_file import local_form, store_for
+from spark_estimator.data.materialize import MANIFEST, find_data_set
+from spark_estimator.data.parquet_file import open_store, to_local_form
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.arguments import check_others, chosen, chosen_fields, compare_with_job
-from spark_estimator.extensions.petastorm.batches import BatchSource, batches_of
-from spark_estimator.extensions.petastorm.dataset import DatasetFiles, dataset_at
+from spark_estimator.extensions.petastorm.arguments import check_others, choose_columns, choose_fields, compare_with_job
+from spark_estimator.extensions.petastorm.batches import BatchSource, make_batch_source
+from spark_estimator.extensions.petastorm.dataset import DatasetFiles, find_dataset
 from spark_estimator.extensions.petastorm.pages import Page
 from spark_estimator.extensions.petastorm.plan import ReadPlan
 from spark_estimator.extensions.petastorm.predicates import PredicateBase
-from spark_estimator.extensions.petastorm.schema import fields_of, pickled_schema
-from spark_estimator.extensions.petastorm.selection import selected
-from spark_estimator.extensions.petastorm.stream import threads_of
+from spark_estimator.extensions.petastorm.schema import parse_fields, read_pickled_schema
+from spark_estimator.extensions.petastorm.selection import select_rows
+from spark_estimator.extensions.petastorm.stream import choose_threads
 from spark_estimator.extensions.petastorm.transform import TransformSpec, transform_schema
 from spark_estimator.extensions.petastorm.unischema import Unischema
 
@@ -100,7 +100,7 @@ class Reader:
         Raises:
             DataError: a column cannot be read so; the text names it.
         """
-        return batches_of(self.plan, batch_size, capacity, numbers, by_row)
+        return make_batch_source(self.plan, batch_size, capacity, numbers, by_row)
 
     def __iter__(self) -> Reader:
         return self
@@ -130,16 +130,16 @@ class Reader:
     def _give(self) -> Iterator[Any]:
         row_type = self.schema.row_type()
         if self.plan.batched:
-            for page in self.plan.pages(self._epoch, by_row=False):
+            for page in self.plan.read_pages(self._epoch, by_row=False):
                 yield row_type(*(page[name] for name in self.schema.fields))
         else:
-            for rows in self.plan.rows_by_group(self._epoch):
+            for rows in self.plan.read_rows(self._epoch):
                 yield from map(row_type._make, rows)
         self._epoch += self.plan.num_epochs or 0
 
     def pages(self) -> Iterator[Page]:
         """Yield all epochs' row groups as dicts of arrays; for loaders that keep them."""
-        return self.plan.pages(self._epoch, by_row=False)
+        return self.plan.read_pages(self._epoch, by_row=False)
 
     def reset(self) -> None:
         """Start again from the first row, in the orders of further epochs.
@@ -286,13 +286,13 @@ def _make(call: str, url: str | Sequence[str], untrusted: str, arguments: Mappin
     unused = ("pyarrow_serialize", "results_queue_size", "rowgroup_selector")
     check_others(call, {**arguments["others"], **{name: arguments[name] for name in unused if name in arguments}})
     schema_fields = arguments["schema_fields"]
-    files, origin = _found(url, arguments["storage_options"], schema_fields, untrusted)
-    schema = chosen_fields(files, schema_fields, origin)
+    files, origin = _find_files(url, arguments["storage_options"], schema_fields, untrusted)
+    schema = choose_fields(files, schema_fields, origin)
     shared = {name: arguments[name] for name in SHARED_ARGUMENTS}
-    return reader_of(files, schema, batched=call == "make_batch_reader", **shared)
+    return build_reader(files, schema, batched=call == "make_batch_reader", **shared)
 
 
-def _found(
+def _find_files(
     url: str | Sequence[str], storage_options: Mapping[str, Any] | None, schema_fields: Any, untrusted: str
 ) -> tuple[DatasetFiles, str]:
     """Return the files, and what to call them in messages.
@@ -300,17 +300,17 @@ def _found(
     Args:
         untrusted: what becomes of columns that petastorm's codecs made binary; empty: they are decoded.
     """
-    paths = _paths(url)
-    store = store_for(local_form(paths[0]), storage_options) if paths else None
-    folder = store.get_full_path(local_form(paths[0])) if store and len(paths) == 1 else ""
+    paths = _to_paths(url)
+    store = open_store(to_local_form(paths[0]), storage_options) if paths else None
+    folder = store.get_full_path(to_local_form(paths[0])) if store and len(paths) == 1 else ""
     origin = paths[0] if len(paths) == 1 else f"{len(paths)} paths"
     if store and folder and store.exists(f"{folder}/{MANIFEST}"):
-        files = DatasetFiles.from_files(prepared(store, folder))
+        files = DatasetFiles.from_files(find_data_set(store, folder))
     else:
-        files = dataset_at(paths, storage_options)
+        files = find_dataset(paths, storage_options)
     kinds = files.kinds
-    binary = [name for name in chosen(list(kinds), schema_fields) if kinds[name] == "binary"]
-    pickled = pickled_schema(store, folder) if store and folder and binary else None
+    binary = [name for name in choose_columns(list(kinds), schema_fields) if kinds[name] == "binary"]
+    pickled = read_pickled_schema(store, folder) if store and folder and binary else None
     if pickled is None:
         return files, origin
     if untrusted:
@@ -323,12 +323,12 @@ def _found(
             raise DataError(text)
         warnings.warn(f"{text} Their values come as bytes.", stacklevel=4)
         return files, origin
-    schema = fields_of(pickled, folder)
+    schema = parse_fields(pickled, folder)
     decodable = [schema[name] for name in binary if name in schema and schema[name].codec != "scalar"]
-    return files.with_coded(decodable), origin
+    return files.add_coded(decodable), origin
 
 
-def _without_function(schema: Unischema, result: Unischema) -> Unischema:
+def _drop_fields(schema: Unischema, result: Unischema) -> Unischema:
     """Return the columns that remain if a TransformSpec has no function."""
     lacking = [name for name in result.fields if name not in schema.fields]
     if lacking:
@@ -338,14 +338,14 @@ def _without_function(schema: Unischema, result: Unischema) -> Unischema:
     return Unischema(result._name, [schema.fields[name] for name in result.fields])
 
 
-def _paths(url: Any) -> list[str]:
+def _to_paths(url: Any) -> list[str]:
     paths = list(url) if isinstance(url, Iterable) and not isinstance(url, str) else [url]
     if not all(isinstance(path, str) for path in paths):
         raise ValueError(f"a data set's URL must be a str, or a list of them; got {url!r}.")
     return paths
 
 
-def _in_precision(schema: Unischema, dtype: type[Any]) -> Unischema:
+def _cast_schema(schema: Unischema, dtype: type[Any]) -> Unischema:
     fields = schema.fields.values()
     fractions = (numpy.float32, numpy.float64)
     return Unischema(
@@ -354,14 +354,14 @@ def _in_precision(schema: Unischema, dtype: type[Any]) -> Unischema:
     )
 
 
-#: Arguments of petastorm's readers that `reader_of` takes.
+#: Arguments of petastorm's readers that `build_reader` takes.
 SHARED_ARGUMENTS = (
     *("reader_pool_type", "workers_count", "seed", "shuffle_rows", "shuffle_row_groups", "shuffle_row_drop_partitions"),
     *("predicate", "num_epochs", "cur_shard", "shard_count", "transform_spec", "filters"),
 )
 
 
-def reader_of(
+def build_reader(
     files: DatasetFiles,
     schema: Unischema,
     *,
@@ -402,9 +402,9 @@ def reader_of(
         raise ValueError(
             f"transform_spec must be an object of petastorm.transform.TransformSpec; got {transform_spec!r}."
         )
-    threads = threads_of(reader_pool_type, workers_count)
+    threads = choose_threads(reader_pool_type, workers_count)
     if precision is not None:
-        schema = _in_precision(schema, numpy.dtype(precision).type)
+        schema = _cast_schema(schema, numpy.dtype(precision).type)
     shard, shards = (0, 1) if cur_shard is None or shard_count is None else (cur_shard, shard_count)
     compare_with_job(shard, shards)
     result_schema = schema if transform_spec is None else transform_schema(schema, transform_spec)
@@ -414,9 +414,9 @@ def reader_of(
             + ("transform_spec removes all." if schema.fields else "the files have none of a type that numpy has.")
         )
     if transform_spec is not None and transform_spec.func is None:
-        schema, transform_spec = _without_function(schema, result_schema), None
+        schema, transform_spec = _drop_fields(schema, result_schema), None
     files.check(list(schema.fields))
-    files = selected(files, predicate, filters, by_row=not batched)
+    files = select_rows(files, predicate, filters, by_row=not batched)
     if files.rows < shards and (shard_count is not None or not (predicate or filters)):
         raise DataError(f"{files.rows} rows cannot be shared out among {shards} shards: each reads one at least.")
     if not files.rows:

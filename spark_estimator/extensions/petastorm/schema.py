@@ -19,7 +19,7 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 
-from spark_estimator.data.parquet_file import naming
+from spark_estimator.data.parquet_file import name_errors
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
 
@@ -81,46 +81,46 @@ class _Dtype(_Stub):
     """A type of numbers, by its name in `args`."""
 
 
-def _stub(kind: str) -> type[_Stub]:
+def _make_stub(kind: str) -> type[_Stub]:
     return type(f"_Stub_{kind}", (_Stub,), {"kind": kind, "__module__": __name__})
 
 
-_FIELD = _stub("field")
-_SCHEMA = _stub("schema")
+_FIELD = _make_stub("field")
+_SCHEMA = _make_stub("schema")
 
 
-def _restored(name: str, fields: Sequence[str], values: Sequence[Any]) -> _Stub:
+def _restore_tuple(name: str, fields: Sequence[str], values: Sequence[Any]) -> _Stub:
     """Make a named tuple that older versions of PySpark have pickled."""
     by_name = dict(zip(fields, values, strict=True))
     names = ("name", "numpy_dtype", "shape", "codec", "nullable")
     return _FIELD(*(by_name.get(item) for item in names))
 
 
-def _reconstructed(kind: Any, base: Any, state: Any) -> _Stub:
+def _reconstruct(kind: Any, base: Any, state: Any) -> _Stub:
     """Make an object of pickle's protocols 0 and 1."""
     if not (isinstance(kind, type) and issubclass(kind, _Stub)):
         raise pickle.UnpicklingError(f"an object of {kind!r}")
     return kind()
 
 
-def _table() -> dict[tuple[str, str], Any]:
+def _make_table() -> dict[tuple[str, str], Any]:
     """Return all names that a pickled Unischema may contain, and the replacement of each."""
     table: dict[tuple[str, str], Any] = {
         ("collections", "OrderedDict"): OrderedDict,
         ("collections", "UnischemaField"): _FIELD,
-        ("pyspark.serializers", "_restore"): _restored,
+        ("pyspark.serializers", "_restore"): _restore_tuple,
         ("decimal", "Decimal"): _Dtype("decimal"),
         ("builtins", "object"): object,
         ("__builtin__", "object"): object,
-        ("copyreg", "_reconstructor"): _reconstructed,
-        ("copy_reg", "_reconstructor"): _reconstructed,
+        ("copyreg", "_reconstructor"): _reconstruct,
+        ("copy_reg", "_reconstructor"): _reconstruct,
         ("numpy", "dtype"): _Dtype,
     }
     for package in _PACKAGES:
         table[f"{package}.unischema", "Unischema"] = _SCHEMA
         table[f"{package}.unischema", "UnischemaField"] = _FIELD
         for name, kind in _CODECS.items():
-            table[f"{package}.codecs", name] = _stub(kind)
+            table[f"{package}.codecs", name] = _make_stub(kind)
     for name, kind in _NUMPY.items():
         table["numpy", name] = _Dtype(kind)
     return table
@@ -129,8 +129,8 @@ def _table() -> dict[tuple[str, str], Any]:
 class _Unpickler(pickle.Unpickler):
     """Knows the names of `_make_table`, and types of Spark, of which nothing is kept."""
 
-    _names = _table()
-    _spark_type = _stub("spark type")
+    _names = _make_table()
+    _spark_type = _make_stub("spark type")
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "pyspark.sql.types" and name.isidentifier():
@@ -140,18 +140,18 @@ class _Unpickler(pickle.Unpickler):
         return self._names[module, name]
 
 
-def pickled_schema(store: FilesystemStore, folder: str) -> bytes | None:
+def read_pickled_schema(store: FilesystemStore, folder: str) -> bytes | None:
     """Return the pickled Unischema of a data set, unopened; None: petastorm has written none there."""
     path = f"{folder.rstrip('/')}/{METADATA}"
     if not store.exists(path):
         return None
-    with naming(path), store.open(path) as file:
+    with name_errors(path), store.open(path) as file:
         metadata = pyarrow.parquet.read_schema(file).metadata or {}
     result: bytes | None = metadata.get(_KEY)
     return result
 
 
-def fields_of(pickled: bytes, origin: str) -> dict[str, SchemaField]:
+def parse_fields(pickled: bytes, origin: str) -> dict[str, SchemaField]:
     """Return the columns of a pickled Unischema, by name. No code that the pickle names is run.
 
     Args:
@@ -165,7 +165,7 @@ def fields_of(pickled: bytes, origin: str) -> dict[str, SchemaField]:
         schema = _Unpickler(io.BytesIO(pickled)).load()
         if not isinstance(schema, _SCHEMA):
             raise pickle.UnpicklingError(f"it holds a {type(schema).__name__}")
-        result = [_field(item) for item in schema.state["_fields"].values()]
+        result = [_parse_field(item) for item in schema.state["_fields"].values()]
     except DataError as error:
         raise DataError(f"{origin}: {error}") from error
     except Exception as error:  # an unpickler may raise any error for bytes that are not a pickle
@@ -173,7 +173,7 @@ def fields_of(pickled: bytes, origin: str) -> dict[str, SchemaField]:
     return {item.name: item for item in result}
 
 
-def _field(stub: Any) -> SchemaField:
+def _parse_field(stub: Any) -> SchemaField:
     name, dtype, shape, codec = stub.args[:4]
     if codec is None:
         kind = "scalar"

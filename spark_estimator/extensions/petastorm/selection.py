@@ -18,12 +18,12 @@ from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles, Piece
-from spark_estimator.extensions.petastorm.predicates import PredicateBase, included
+from spark_estimator.extensions.petastorm.predicates import PredicateBase, find_included
 
 _ROW = "__row__"
 
 
-def selected(
+def select_rows(
     files: DatasetFiles, predicate: PredicateBase | None, filters: Sequence[Any] | None, by_row: bool
 ) -> DatasetFiles:
     """Return the files with only the rows that the predicate and the filters leave.
@@ -38,7 +38,7 @@ def selected(
         ValueError: neither is what it should be.
     """
     if filters:
-        files = _narrowed(files, *_filter(files, filters))
+        files = _narrow(files, *_filter(files, filters))
     if predicate is not None:
         if not isinstance(predicate, PredicateBase):
             raise ValueError(f"predicate must be an object of petastorm.predicates.PredicateBase; got {predicate!r}.")
@@ -46,14 +46,14 @@ def selected(
         if not names:
             raise ValueError("the predicate's get_fields() names no column.")
 
-        def mask(table: pyarrow.Table) -> Array:
-            return included(predicate, table.to_pandas(), by_row)
+        def make_mask(table: pyarrow.Table) -> Array:
+            return find_included(predicate, table.to_pandas(), by_row)
 
-        files = _narrowed(files, names, mask)
+        files = _narrow(files, names, make_mask)
     return files
 
 
-def _narrowed(files: DatasetFiles, names: Sequence[str], mask_of: Callable[[pyarrow.Table], Array]) -> DatasetFiles:
+def _narrow(files: DatasetFiles, names: Sequence[str], mask_of: Callable[[pyarrow.Table], Array]) -> DatasetFiles:
     """Return the files with only those of their selected rows for which the mask is true."""
     kinds = files.kinds
     unknown = next((name for name in names if name not in kinds), None)
@@ -66,7 +66,7 @@ def _narrowed(files: DatasetFiles, names: Sequence[str], mask_of: Callable[[pyar
     of_folders = all(name in files.partitions for name in names)
     result: list[tuple[Array | None, ...]] = []
     footers: dict[int, Any] = {}
-    for number, groups in enumerate(files.group_rows()):
+    for number, groups in enumerate(files.count_group_rows()):
         of_file: list[Array | None] = []
         for group, rows in enumerate(groups):
             before = files.selected[number][group] if files.selected else None
@@ -78,12 +78,12 @@ def _narrowed(files: DatasetFiles, names: Sequence[str], mask_of: Callable[[pyar
             if of_folders:
                 of_file.append(before if mask[0] else numpy.zeros(0, numpy.int64))
                 continue
-            kept = numpy.flatnonzero(mask)
-            if len(kept) < rows:
-                before = kept if before is None else before[kept]
+            numbers = numpy.flatnonzero(mask)
+            if len(numbers) < rows:
+                before = numbers if before is None else before[numbers]
             of_file.append(before)
         result.append(tuple(of_file))
-    return files.with_selected(result)
+    return files.select(result)
 
 
 def _filter(files: DatasetFiles, filters: Sequence[Any]) -> tuple[list[str], Callable[[pyarrow.Table], Array]]:
@@ -95,29 +95,31 @@ def _filter(files: DatasetFiles, filters: Sequence[Any]) -> tuple[list[str], Cal
         raise ValueError(
             f"filters must be a list of (column, operator, value), or a list of such lists; got {filters!r}."
         ) from error
-    typed = [[(name, sign, _like_partition(files, name, value)) for name, sign, value in group] for group in parts]
+    typed = [
+        [(name, sign, _convert_for_partition(files, name, value)) for name, sign, value in group] for group in parts
+    ]
     try:
         expression = pyarrow.parquet.filters_to_expression(typed)
     except (TypeError, ValueError, pyarrow.ArrowInvalid) as error:
         raise ValueError(f"filters: {error}; got {filters!r}.") from error
 
-    def mask(table: pyarrow.Table) -> Array:
+    def make_mask(table: pyarrow.Table) -> Array:
         numbered = table.append_column(_ROW, pyarrow.array(numpy.arange(table.num_rows)))
         try:
-            kept = numbered.filter(expression).column(_ROW).to_numpy()
+            numbers = numbered.filter(expression).column(_ROW).to_numpy()
         except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
             raise DataError(f"filters {filters!r}: {error}") from error
         result: Array = numpy.zeros(table.num_rows, bool)
-        result[kept] = True
+        result[numbers] = True
         return result
 
-    return sorted({name for group in parts for name, _, _ in group}), mask
+    return sorted({name for group in parts for name, _, _ in group}), make_mask
 
 
-def _like_partition(files: DatasetFiles, name: str, value: Any) -> Any:
+def _convert_for_partition(files: DatasetFiles, name: str, value: Any) -> Any:
     """Return a text for a partition of whole numbers as a number, as PyArrow's older filters compared them."""
     if name not in files.partitions or files.kinds[name] != "bigint":
         return value
     if isinstance(value, (set, list, tuple)):
-        return [_like_partition(files, name, item) for item in value]
+        return [_convert_for_partition(files, name, item) for item in value]
     return int(value) if isinstance(value, str) and re.fullmatch("-?[0-9]+", value) else value

@@ -15,7 +15,7 @@ import numpy
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import Piece
-from spark_estimator.extensions.petastorm.pages import Page, cut, joined, rows_in
+from spark_estimator.extensions.petastorm.pages import Page, count_rows, join_pages, slice_page
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Order:
 _Rows = TypeVar("_Rows", Page, list[Any])
 
 
-def pages(
+def read_pages(
     pieces: list[Piece], make: Callable[[Piece], _Rows], order: Order, threads: int, first_epoch: int = 0
 ) -> Iterator[_Rows]:
     """Yield the pages of all epochs, or lists of rows; those without rows are left out.
@@ -57,13 +57,15 @@ def pages(
         itertools.count(first_epoch) if order.num_epochs is None else range(first_epoch, first_epoch + order.num_epochs)
     )
 
-    def page(epoch: int, number: int) -> _Rows:
+    def read_page(epoch: int, number: int) -> _Rows:
         result = make(pieces[number])
         if order.rows and _count(result) > 1:
-            result = _taken(result, numpy.random.default_rng([order.seed, epoch, number]).permutation(_count(result)))
+            result = _take_rows(
+                result, numpy.random.default_rng([order.seed, epoch, number]).permutation(_count(result))
+            )
         return result
 
-    def numbers() -> Iterator[tuple[int, int]]:
+    def generate_numbers() -> Iterator[tuple[int, int]]:
         for epoch in epochs:
             chosen = numpy.arange(len(pieces))
             if order.groups:
@@ -72,7 +74,7 @@ def pages(
                 yield epoch, number
 
     empty = 0
-    for result in _ahead(page, numbers(), threads):
+    for result in _read_ahead(read_page, generate_numbers(), threads):
         if _count(result):
             empty = 0
             yield result
@@ -83,16 +85,16 @@ def pages(
 
 
 def _count(rows: Page | list[Any]) -> int:
-    return len(rows) if isinstance(rows, list) else rows_in(rows)
+    return len(rows) if isinstance(rows, list) else count_rows(rows)
 
 
-def _taken(rows: Any, places: Array) -> Any:
+def _take_rows(rows: Any, numbers: Array) -> Any:
     if isinstance(rows, list):
-        return [rows[place] for place in places.tolist()]
-    return {name: array[places] for name, array in rows.items()}
+        return [rows[number] for number in numbers.tolist()]
+    return {name: array[numbers] for name, array in rows.items()}
 
 
-def _ahead(page: Callable[[int, int], _Rows], numbers: Iterator[tuple[int, int]], threads: int) -> Iterator[_Rows]:
+def _read_ahead(page: Callable[[int, int], _Rows], numbers: Iterator[tuple[int, int]], threads: int) -> Iterator[_Rows]:
     if not threads:
         yield from itertools.starmap(page, numbers)
         return
@@ -109,7 +111,7 @@ def _ahead(page: Callable[[int, int], _Rows], numbers: Iterator[tuple[int, int]]
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def threads_of(pool: str, workers_count: int | None) -> int:
+def choose_threads(pool: str, workers_count: int | None) -> int:
     """Return the threads for petastorm's arguments: at most one for each core, as more would only hold more row
     groups.
 
@@ -123,7 +125,7 @@ def threads_of(pool: str, workers_count: int | None) -> int:
     return 0 if pool == "dummy" else min(workers_count or 10, os.cpu_count() or 1)
 
 
-def rebatched(source: Iterator[Page], batch_size: int, capacity: int = 0, seed: int = 0) -> Iterator[Page]:
+def rebatch(source: Iterator[Page], batch_size: int, capacity: int = 0, seed: int = 0) -> Iterator[Page]:
     """Yield pages cut into batches of exactly `batch_size` rows; the last one may have fewer.
 
     Args:
@@ -131,45 +133,45 @@ def rebatched(source: Iterator[Page], batch_size: int, capacity: int = 0, seed: 
             their order.
         seed: determines what is drawn.
     """
-    mixed = source if not capacity else _mixed(source, batch_size, capacity, numpy.random.default_rng([seed, 1]))
-    held: list[Page] = []
+    mixed = source if not capacity else _mix(source, batch_size, capacity, numpy.random.default_rng([seed, 1]))
+    pending: list[Page] = []
     count = 0
     for page in mixed:
-        rows, start = rows_in(page), 0
-        if held:
+        rows, start = count_rows(page), 0
+        if pending:
             start = min(rows, batch_size - count)
-            held.append(cut(page, 0, start))
+            pending.append(slice_page(page, 0, start))
             count += start
             if count < batch_size:
                 continue
-            yield joined(held)
-            held, count = [], 0
+            yield join_pages(pending)
+            pending, count = [], 0
         while rows - start >= batch_size:
-            yield page if rows == batch_size else cut(page, start, start + batch_size)
+            yield page if rows == batch_size else slice_page(page, start, start + batch_size)
             start += batch_size
         if start < rows:
-            held, count = [cut(page, start, rows)], rows - start
-    if held:
-        yield joined(held)
+            pending, count = [slice_page(page, start, rows)], rows - start
+    if pending:
+        yield join_pages(pending)
 
 
-def _mixed(source: Iterator[Page], batch_size: int, capacity: int, chance: numpy.random.Generator) -> Iterator[Page]:
+def _mix(source: Iterator[Page], batch_size: int, capacity: int, chance: numpy.random.Generator) -> Iterator[Page]:
     """Yield pages whose rows are drawn from at least `capacity` rows, while that many remain."""
-    held: list[Page] = []
+    pending: list[Page] = []
     count = 0
     # Rows are mixed when half the capacity has been read, so that each is moved three times and not for each page.
     enough = batch_size + capacity + capacity // 2
     for page in itertools.chain(source, [None]):
         if page is not None:
-            held.append(page)
-            count += rows_in(page)
+            pending.append(page)
+            count += count_rows(page)
             if count < enough:
                 continue
         elif not count:
             return
-        whole = joined(held)
+        whole = join_pages(pending)
         order = chance.permutation(count)
         whole = {name: array[order] for name, array in whole.items()}
         stop = count - capacity if page is not None else count
-        yield cut(whole, 0, stop)
-        held, count = [cut(whole, stop, count)], count - stop
+        yield slice_page(whole, 0, stop)
+        pending, count = [slice_page(whole, stop, count)], count - stop

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy
 
-from spark_estimator.data.fields import Field, widths_of
-from spark_estimator.data.numbers import readable_in
+from spark_estimator.data.fields import Field, find_widths
+from spark_estimator.data.numbers import make_file_readable
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
@@ -38,23 +38,23 @@ def are_plain(plan: ReadPlan) -> bool:
     )
 
 
-def texts_of(plan: ReadPlan) -> list[str]:
+def find_texts(plan: ReadPlan) -> list[str]:
     """Return the columns that are read of texts or bytes, or of arrays of them."""
     return [name for name, field in plan.schema.fields.items() if field.numpy_dtype in (numpy.str_, numpy.bytes_)]
 
 
-def tensor_fields(plan: ReadPlan) -> list[Field]:
+def make_tensor_fields(plan: ReadPlan) -> list[Field]:
     """Return a tensor for each column, of the column's own type and shape. Looks at the first rows.
 
     Raises:
         DataError: a column cannot be read as tensors; the text names it.
     """
     columns = plan.columns
-    dtypes = [_dtype(plan, name) for name in columns]
-    first = FileRows(plan.files, RowEncoder(columns)).first_rows(dtypes, _SAMPLE_ROWS)
+    dtypes = [_choose_dtype(plan, name) for name in columns]
+    first = FileRows(plan.files, RowEncoder(columns)).read_first_rows(dtypes, _SAMPLE_ROWS)
     arrow_names = [f"c{number}" for number in range(len(columns))]
     fields = []
-    for name, dtype, column, width in zip(columns, dtypes, arrow_names, widths_of(first, arrow_names), strict=True):
+    for name, dtype, column, width in zip(columns, dtypes, arrow_names, find_widths(first, arrow_names), strict=True):
         if width is None:
             raise DataError(
                 f"column {name!r} holds arrays of different lengths, or nulls: pad or cut them in a TransformSpec, or "
@@ -67,10 +67,10 @@ def tensor_fields(plan: ReadPlan) -> list[Field]:
     return fields
 
 
-def _dtype(plan: ReadPlan, name: str) -> str:
+def _choose_dtype(plan: ReadPlan, name: str) -> str:
     if name in plan.files.coded:
         return plan.files.coded[name].dtype
-    kind = readable_in(plan.files.kinds, name).kind
+    kind = make_file_readable(plan.files.kinds, name).kind
     element = kind[len("array<") : -1] if kind.startswith("array<") else kind
     if element in ("float", "double", "vector") or element.startswith("decimal"):
         return plan.precision or _DTYPES.get(element, "float64")

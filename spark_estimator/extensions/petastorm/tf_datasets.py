@@ -38,7 +38,7 @@ def make_petastorm_dataset(reader: Reader) -> tf.data.Dataset:
     if not isinstance(reader, Reader):
         raise TypeError(f"make_petastorm_dataset takes a reader of this package; got {reader!r}.")
 
-    def rows() -> Iterator[tuple[Any, ...]]:
+    def read_rows() -> Iterator[tuple[Any, ...]]:
         if reader.last_row_consumed:
             warnings.warn(
                 "the dataset reads all epochs of the reader again: num_epochs of the reader, or cache() of the "
@@ -48,9 +48,9 @@ def make_petastorm_dataset(reader: Reader) -> tf.data.Dataset:
             reader.reset()
         fields = list(reader.schema.fields.values())
         for row in reader:
-            yield tuple(_for_tensorflow(value, field) for value, field in zip(row, fields, strict=True))
+            yield tuple(_to_tf_value(value, field) for value, field in zip(row, fields, strict=True))
 
-    return _dataset(rows, reader.schema, _signature(reader.schema, reader.is_batched_reader))
+    return _make_dataset(read_rows, reader.schema, _make_signature(reader.schema, reader.is_batched_reader))
 
 
 class TFDatasetContext:
@@ -66,19 +66,19 @@ class TFDatasetContext:
     def __init__(self, reader: Reader, batch_size: int, prefetch: int | None, capacity: int) -> None:
         self.reader = reader
         self._prefetch = prefetch
-        self._signature = _signature(reader.schema, many=True)
+        self._signature = _make_signature(reader.schema, many=True)
         self._batches = reader.batches(batch_size, capacity, numbers=False)
 
     def __enter__(self) -> tf.data.Dataset:
         fields = self.reader.schema.fields
 
-        def rows() -> Iterator[tuple[Any, ...]]:
+        def read_rows() -> Iterator[tuple[Any, ...]]:
             for batch in self._batches:
                 if self.reader.stopped:
                     raise RuntimeError("the with block of make_tf_dataset has ended: its dataset gives no more rows.")
-                yield tuple(_for_tensorflow(batch[name], field) for name, field in fields.items())
+                yield tuple(_to_tf_value(batch[name], field) for name, field in fields.items())
 
-        dataset = _dataset(rows, self.reader.schema, self._signature)
+        dataset = _make_dataset(read_rows, self.reader.schema, self._signature)
         return dataset.prefetch(tf.data.AUTOTUNE if self._prefetch is None else self._prefetch)
 
     def __exit__(
@@ -112,10 +112,10 @@ def tf_tensors(reader: Reader, shuffling_queue_capacity: int = 0, min_after_dequ
     fields = list(reader.schema.fields.values())
 
     def read() -> list[Any]:
-        return [_for_tensorflow(value, field) for value, field in zip(next(reader), fields, strict=True)]
+        return [_to_tf_value(value, field) for value, field in zip(next(reader), fields, strict=True)]
 
     v1 = tf.compat.v1
-    types = [_tf_type(field) for field in fields]
+    types = [_to_tf_type(field) for field in fields]
     tensors = v1.py_func(read, [], types)
     if shuffling_queue_capacity:
         queue = v1.RandomShuffleQueue(shuffling_queue_capacity, min_after_dequeue, types)
@@ -123,26 +123,26 @@ def tf_tensors(reader: Reader, shuffling_queue_capacity: int = 0, min_after_dequ
         tensors = queue.dequeue()
     tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
     for tensor, field in zip(tensors, fields, strict=True):
-        tensor.set_shape(_shape(field, many))
+        tensor.set_shape(_make_shape(field, many))
     return reader.schema.row_type()(*tensors)
 
 
-def _dataset(
+def _make_dataset(
     rows: Callable[[], Iterator[tuple[Any, ...]]], schema: Unischema, signature: tuple[Any, ...]
 ) -> tf.data.Dataset:
     row_type = schema.row_type()
     return tf.data.Dataset.from_generator(rows, output_signature=signature).map(lambda *values: row_type(*values))
 
 
-def _signature(schema: Unischema, many: bool) -> tuple[Any, ...]:
-    return tuple(tf.TensorSpec(_shape(field, many), _tf_type(field)) for field in schema.fields.values())
+def _make_signature(schema: Unischema, many: bool) -> tuple[Any, ...]:
+    return tuple(tf.TensorSpec(_make_shape(field, many), _to_tf_type(field)) for field in schema.fields.values())
 
 
-def _shape(field: UnischemaField, many: bool) -> list[int | None]:
+def _make_shape(field: UnischemaField, many: bool) -> list[int | None]:
     return [None, *field.shape] if many else list(field.shape)
 
 
-def _tf_type(field: UnischemaField) -> Any:
+def _to_tf_type(field: UnischemaField) -> Any:
     if field.numpy_dtype in _CONVERTED:
         return _CONVERTED[field.numpy_dtype]
     try:
@@ -154,42 +154,42 @@ def _tf_type(field: UnischemaField) -> Any:
         ) from error
 
 
-def _for_tensorflow(value: Any, field: UnischemaField) -> Any:
+def _to_tf_value(value: Any, field: UnischemaField) -> Any:
     """Return a row's value, or those of many rows, as TensorFlow takes it.
 
     Raises:
         DataError: null, or a value that the declared type cannot hold.
     """
     array: Array = numpy.asarray(value)
-    wanted = _tf_type(field)
+    tf_type = _to_tf_type(field)
     if array.dtype == object:
         items = array.reshape(-1).tolist()
         if any(item is None for item in items):
-            raise _null(field)
+            raise _make_null_error(field)
         if all(isinstance(item, Decimal) for item in items):
-            return _texts([str(item.normalize()) for item in items], array)
+            return _make_texts([str(item.normalize()) for item in items], array)
         if all(type(item) is datetime.date for item in items):
             return array.astype("datetime64[ns]").astype(numpy.int64)
-        return _texts(items, array) if wanted == tf.string else array.astype(wanted.as_numpy_dtype)
+        return _make_texts(items, array) if tf_type == tf.string else array.astype(tf_type.as_numpy_dtype)
     if array.dtype.kind == "M":
         if numpy.isnat(array).any():
-            raise _null(field)
+            raise _make_null_error(field)
         return array.astype("datetime64[ns]").astype(numpy.int64)
     if array.dtype.kind in "SU":
         return array.astype(object)
-    if wanted.is_integer and array.dtype.kind == "f" and numpy.isnan(array).any():
-        raise _null(field)
-    return array.astype(wanted.as_numpy_dtype, copy=False)
+    if tf_type.is_integer and array.dtype.kind == "f" and numpy.isnan(array).any():
+        raise _make_null_error(field)
+    return array.astype(tf_type.as_numpy_dtype, copy=False)
 
 
-def _texts(items: Sequence[Any], like: Array) -> Array:
+def _make_texts(items: Sequence[Any], like: Array) -> Array:
     result: Array = numpy.empty(len(items), object)
     result[:] = items
     shaped: Array = result.reshape(like.shape)
     return shaped
 
 
-def _null(field: UnischemaField) -> DataError:
+def _make_null_error(field: UnischemaField) -> DataError:
     return DataError(
         f"column {field.name!r} holds null, and TensorFlow's tensors have none: fill or drop such rows, in a "
         "TransformSpec or before; or leave them out with a predicate."

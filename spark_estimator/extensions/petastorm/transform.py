@@ -16,10 +16,17 @@ import numpy
 import pyarrow
 
 from spark_estimator.data.columns import did_you_mean
-from spark_estimator.data.decoding import failure_text
+from spark_estimator.data.decoding import describe_failure
 from spark_estimator.data.fields import Array, is_list
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.pages import Page, array_of, column_of, is_fixed_width, objects, page_of
+from spark_estimator.extensions.petastorm.pages import (
+    Page,
+    is_fixed_width,
+    make_array,
+    make_column,
+    make_object_array,
+    make_page,
+)
 from spark_estimator.extensions.petastorm.unischema import Unischema, UnischemaField
 
 if TYPE_CHECKING:
@@ -56,7 +63,7 @@ class TransformSpec:
         self.removed_fields = list(removed_fields or [])
         self.selected_fields = None if selected_fields is None else list(selected_fields)
         for entry in self.edit_fields:
-            _edited(entry)
+            _to_field(entry)
 
 
 def edit_field(
@@ -66,7 +73,7 @@ def edit_field(
     return name, numpy_dtype, shape, nullable
 
 
-def _edited(entry: Any) -> UnischemaField:
+def _to_field(entry: Any) -> UnischemaField:
     if isinstance(entry, UnischemaField):
         return entry
     try:
@@ -85,7 +92,7 @@ def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unisch
     A name that is removed or selected, and is no column, is ignored with a warning.
     """
     unknown = [name for name in transform_spec.removed_fields if name not in schema.fields]
-    edited = [_edited(entry) for entry in transform_spec.edit_fields]
+    edited = [_to_field(entry) for entry in transform_spec.edit_fields]
     gone = {*transform_spec.removed_fields, *(field.name for field in edited)}
     fields = {field.name: field for field in [*(f for f in schema.fields.values() if f.name not in gone), *edited]}
     selected = transform_spec.selected_fields
@@ -119,7 +126,7 @@ class Transformer:
         """Return whether the function can't return more rows or fewer."""
         return self.by_row
 
-    def of_table(self, table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], place: str) -> Page:
+    def transform_table(self, table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], place: str) -> Page:
         """Transform rows as they were read.
 
         Args:
@@ -130,22 +137,22 @@ class Transformer:
             DataError: it failed, or its result has other columns or shapes than were declared.
         """
         if self.by_row:
-            return self._by_row(page_of(table, shapes, by_row=True), place)
+            return self._transform_by_row(make_page(table, shapes, by_row=True), place)
         arrays: dict[str, Any] = {}
         matrices: Page = {}
         for name in table.column_names:
             column = table.column(name).combine_chunks()
             if is_list(column.type):
-                array = array_of(column, name, shapes.get(name, ()), by_row=True)
+                array = make_array(column, name, shapes.get(name, ()), by_row=True)
                 matrices |= {name: array} if array.ndim > 1 else {}
                 arrays[name] = array
             elif is_fixed_width(column):
-                arrays[name] = array_of(column, name)
+                arrays[name] = make_array(column, name)
             else:
                 arrays[name] = column.to_pandas()
-        return self.of_page(arrays, matrices, place)
+        return self.transform_page(arrays, matrices, place)
 
-    def of_page(self, arrays: Mapping[str, Any], matrices: Mapping[str, Array], place: str) -> Page:
+    def transform_page(self, arrays: Mapping[str, Any], matrices: Mapping[str, Array], place: str) -> Page:
         """Transform rows as arrays; errors as `transform_table`.
 
         Args:
@@ -156,7 +163,7 @@ class Transformer:
         import pandas
 
         assert self.spec.func is not None
-        objects_of = {name: _row_views(matrix) for name, matrix in matrices.items()}
+        objects_of = {name: _make_row_views(matrix) for name, matrix in matrices.items()}
         frame = pandas.DataFrame({name: objects_of.get(name, array) for name, array in arrays.items()}, copy=False)
         count = len(frame)
         try:
@@ -165,7 +172,7 @@ class Transformer:
             raise
         except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
             raise DataError(
-                f"transform_spec's function failed on {count} rows of {place}: {failure_text(error)}"
+                f"transform_spec's function failed on {count} rows of {place}: {describe_failure(error)}"
             ) from error
         if not isinstance(result, pandas.DataFrame):
             raise DataError(
@@ -181,12 +188,12 @@ class Transformer:
                 page[name] = matrices[name]
                 continue
             try:
-                page[name] = column_of(values, name, declared.shape)
+                page[name] = make_column(values, name, declared.shape)
             except DataError as error:
                 raise DataError(f"transform_spec, rows of {place}: {error}") from error
         return page
 
-    def rows_of_page(self, page: Page, place: str) -> list[tuple[Any, ...]]:
+    def transform_rows(self, page: Page, place: str) -> list[tuple[Any, ...]]:
         """Transform rows one by one: the values of the result's columns, as the function returned them.
 
         Args:
@@ -209,7 +216,7 @@ class Transformer:
                 raise
             except BaseException as error:  # as for a frame
                 raise DataError(
-                    f"transform_spec's function failed on a row of {place}: {failure_text(error)}"
+                    f"transform_spec's function failed on a row of {place}: {describe_failure(error)}"
                 ) from error
             if type(result) is not dict and not isinstance(result, Mapping):
                 raise DataError(
@@ -222,26 +229,26 @@ class Transformer:
             rows.append(values_of(result))
         return rows
 
-    def _by_row(self, page: Page, place: str) -> Page:
-        columns = zip(*self.rows_of_page(page, place), strict=True)
-        if not (arrays := [objects(values) for values in columns]):
-            arrays = [objects(()) for _ in self.schema.fields]
-        return {name: _of_rows(array, name) for name, array in zip(self.schema.fields, arrays, strict=True)}
+    def _transform_by_row(self, page: Page, place: str) -> Page:
+        columns = zip(*self.transform_rows(page, place), strict=True)
+        if not (arrays := [make_object_array(values) for values in columns]):
+            arrays = [make_object_array(()) for _ in self.schema.fields]
+        return {name: _make_column(array, name) for name, array in zip(self.schema.fields, arrays, strict=True)}
 
     def _check_columns(self, names: Sequence[Any], place: str) -> None:
-        wanted = list(self.schema.fields)
-        lacking = [name for name in wanted if name not in names]
-        allowed = {*wanted, *self.spec.removed_fields}
+        expected = list(self.schema.fields)
+        lacking = [name for name in expected if name not in names]
+        allowed = {*expected, *self.spec.removed_fields}
         # Columns that were not selected are left out, also where the function returns them.
-        strange = [] if self.spec.selected_fields is not None else [name for name in names if name not in allowed]
-        if lacking or strange:
+        unexpected = [] if self.spec.selected_fields is not None else [name for name in names if name not in allowed]
+        if lacking or unexpected:
             raise DataError(
-                f"transform_spec, rows of {place}: the columns are {names}, and by the schema {wanted}. Name new and "
+                f"transform_spec, rows of {place}: the columns are {names}, and by the schema {expected}. Name new and "
                 "changed columns in edit_fields, and others in removed_fields."
             )
 
 
-def _row_views(matrix: Array) -> Array:
+def _make_row_views(matrix: Array) -> Array:
     """Return [rows] of objects: a row's array each, which is not writable, as petastorm's are not."""
     protected = matrix.view()
     protected.flags.writeable = False
@@ -255,9 +262,9 @@ def _are_same(values: Array, objects_before: Array) -> bool:
     return len(values) == len(objects_before) and all(map(operator.is_, values, objects_before))
 
 
-def _of_rows(values: Array, name: str) -> Array:
+def _make_column(values: Array, name: str) -> Array:
     """Return a column of rows that a function of rows returned: one type for all if possible, else objects."""
     try:
-        return column_of(values, name, None)
+        return make_column(values, name, None)
     except DataError:
         return values

@@ -19,7 +19,7 @@ import pyarrow
 
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.fields import is_list
-from spark_estimator.data.numbers import kind_of
+from spark_estimator.data.numbers import get_kind
 from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
@@ -58,16 +58,16 @@ class UnischemaField(NamedTuple):
 
     # Codecs have no order and no equality, so that they are left out.
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, tuple) and _compared(self) == _compared(other)
+        return isinstance(other, tuple) and _make_key(self) == _make_key(other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash(_compared(self))
+        return hash(_make_key(self))
 
 
-def _compared(field: Sequence[Any]) -> tuple[Any, ...]:
+def _make_key(field: Sequence[Any]) -> tuple[Any, ...]:
     return (*field[:3], *field[4:])
 
 
@@ -131,7 +131,7 @@ class Unischema:
 
     def row_type(self) -> type[Any]:
         """Return the named tuple's class, the same one for the same name and columns."""
-        return _row_type(f"{self._name}_view", tuple(self._fields))
+        return _make_row_type(f"{self._name}_view", tuple(self._fields))
 
     def as_spark_schema(self) -> StructType:
         """Return Spark's schema of a data set that petastorm writes with this Unischema.
@@ -142,7 +142,7 @@ class Unischema:
         from pyspark.sql.types import StructField, StructType
 
         return StructType(
-            [StructField(field.name, spark_type(field), bool(field.nullable)) for field in self._fields.values()]
+            [StructField(field.name, to_spark_type(field), bool(field.nullable)) for field in self._fields.values()]
         )
 
     def __repr__(self) -> str:
@@ -155,7 +155,7 @@ class Unischema:
 
 
 @lru_cache(maxsize=256)
-def _row_type(name: str, fields: tuple[str, ...]) -> type[Any]:
+def _make_row_type(name: str, fields: tuple[str, ...]) -> type[Any]:
     # Names of columns that are none of Python's get numbers.
     return namedtuple(re.sub(r"\W", "_", name), fields, rename=True)
 
@@ -166,7 +166,7 @@ def match_unischema_fields(schema: Unischema, field_regex: Iterable[str]) -> lis
     return [field for name, field in schema.fields.items() if any(pattern.fullmatch(name) for pattern in patterns)]
 
 
-def spark_type(field: UnischemaField) -> DataType:
+def to_spark_type(field: UnischemaField) -> DataType:
     """Return the Spark type in which a field is stored.
 
     Raises:
@@ -177,7 +177,7 @@ def spark_type(field: UnischemaField) -> DataType:
     if field.codec is not None:
         kind: DataType = field.codec.spark_dtype()
         return kind
-    known: dict[Any, DataType] = {
+    types_by_numpy: dict[Any, DataType] = {
         numpy.int8: types.ByteType(),
         numpy.uint8: types.ShortType(),
         numpy.int16: types.ShortType(),
@@ -190,25 +190,25 @@ def spark_type(field: UnischemaField) -> DataType:
         numpy.bytes_: types.BinaryType(),
         numpy.bool_: types.BooleanType(),
     }
-    if field.shape != () or field.numpy_dtype not in known:
+    if field.shape != () or field.numpy_dtype not in types_by_numpy:
         raise ValueError(
             f"field {field.name!r} ({field.numpy_dtype}, shape {field.shape}) has no codec, and no Spark type of its "
             "own: give it a codec of petastorm.codecs."
         )
-    return known[field.numpy_dtype]
+    return types_by_numpy[field.numpy_dtype]
 
 
-def numpy_type(kind: pyarrow.DataType) -> Any:
+def to_numpy_type(kind: pyarrow.DataType) -> Any:
     """Return the numpy type of a column's values (of those inside, for arrays), as a field has it; None: there is
     none.
     """
     if is_list(kind):
         inside = kind.value_type
-        return None if is_list(inside) or pyarrow.types.is_struct(inside) else numpy_type(inside)
+        return None if is_list(inside) or pyarrow.types.is_struct(inside) else to_numpy_type(inside)
     if pyarrow.types.is_dictionary(kind):
-        return numpy_type(kind.value_type)
+        return to_numpy_type(kind.value_type)
     if pyarrow.types.is_struct(kind):
-        return numpy.float64 if kind_of(kind) == "vector" else None
+        return numpy.float64 if get_kind(kind) == "vector" else None
     if pyarrow.types.is_decimal(kind):
         return Decimal
     if pyarrow.types.is_date(kind) or pyarrow.types.is_timestamp(kind):
@@ -218,11 +218,11 @@ def numpy_type(kind: pyarrow.DataType) -> Any:
     return _SCALARS.get(str(kind))
 
 
-def field_of(column: pyarrow.Field) -> UnischemaField | None:
+def to_unischema_field(column: pyarrow.Field) -> UnischemaField | None:
     """Return a column of a Parquet file as a field; None: petastorm, too, leaves such columns out (structs, maps,
     ...).
     """
-    dtype = numpy_type(column.type)
+    dtype = to_numpy_type(column.type)
     if dtype is None:
         return None
     is_array = is_list(column.type) or pyarrow.types.is_struct(column.type)

@@ -39,7 +39,7 @@ class ProgramPoint:
         self._callbacks = itertools.count()
         self._calls = itertools.count()
 
-    def callback(self) -> ProgramPoint:
+    def make_callback_point(self) -> ProgramPoint:
         """Return the point of the next callback that is added to this operation's future, or to this callback's."""
         return ProgramPoint(self.path and f"{self.path}/callback{next(self._callbacks)}")
 
@@ -48,7 +48,7 @@ class ProgramPoint:
         return f"{self.path}/call{next(self._calls)}"
 
 
-def current() -> ProgramPoint | None:
+def get_current() -> ProgramPoint | None:
     """Return the point of the callback that this thread runs; None outside of any."""
     return getattr(_thread, "point", None)
 
@@ -71,35 +71,35 @@ def watch_futures(before_wait: Callable[[], None]) -> None:
     add, then, wait = kind.add_done_callback, kind.then, kind.wait
 
     @functools.wraps(then)
-    def watched_then(self: Any, callback: Callable[[Any], Any]) -> Any:
+    def call_then(self: Any, callback: Callable[[Any], Any]) -> Any:
         point = _points.get(self)
         if point is None:
             return then(self, callback)
-        point = point.callback()
-        child = then(self, _at(point, callback))
+        point = point.make_callback_point()
+        child = then(self, _run_at(point, callback))
         _points[child] = point
         return child
 
     @functools.wraps(add)
-    def watched_add(self: Any, callback: Callable[[Any], Any]) -> None:
+    def call_add(self: Any, callback: Callable[[Any], Any]) -> None:
         point = _points.get(self)
-        add(self, callback if point is None else _at(point.callback(), callback))
+        add(self, callback if point is None else _run_at(point.make_callback_point(), callback))
 
     @functools.wraps(wait)
-    def watched_wait(self: Any) -> Any:
+    def call_wait(self: Any) -> Any:
         if not self.done():
             before_wait()
         return wait(self)
 
-    kind.add_done_callback, kind.then, kind.wait = watched_add, watched_then, watched_wait
+    kind.add_done_callback, kind.then, kind.wait = call_add, call_then, call_wait
 
 
-def _at(point: ProgramPoint, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _run_at(point: ProgramPoint, callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return the callback wrapped to run at a point."""
 
     @functools.wraps(callback)
     def run(future: Any) -> Any:
-        outer = current()
+        outer = get_current()
         _thread.point = point
         try:
             return callback(future)

@@ -60,32 +60,32 @@ class JobGroups:
             {
                 store.PURPOSE: self._values.serve,
                 messages.PURPOSE: self.mailbox.take,
-                messages.WATCH: self.mailbox.be_watched,
+                messages.WATCH: self.mailbox.hold_watcher,
             },
         )
         self.mailbox.links = self.links
         self._store: JobStore | None = None
         self._prepared: tuple[Engine, int] | None = None
 
-    def store(self, timeout: timedelta) -> Store:
+    def make_store(self, timeout: timedelta) -> Store:
         """Return a fresh store of all ranks; they all call this."""
         values = self._values if self.engine.global_rank == 0 else None
         # Held here as well: C++ holds the half of it that is C++.
         self._store = JobStore(self.links, values, timeout, at_first_use=other_backends.check_encryption)
-        return PrefixStore(f"{context.next_number(_STORES)}", self._store)
+        return PrefixStore(f"{context.take_number(_STORES)}", self._store)
 
-    def default_group(self, store: Store, timeout: timedelta) -> EngineGroup:
+    def make_default_group(self, store: Store, timeout: timedelta) -> EngineGroup:
         """Return the group of all ranks."""
-        number = context.next_number(_GROUPS)
+        number = context.take_number(_GROUPS)
         if self._store is not None:
             self._store.at_first_use = None  # by this package's own backend
 
-        def more(ranks: Sequence[int], **options: Any) -> EngineGroup | None:
-            return self._new_group(store, timeout, ranks, **options)
+        def make_more(ranks: Sequence[int], **options: Any) -> EngineGroup | None:
+            return self._make_new_group(store, timeout, ranks, **options)
 
-        return EngineGroup(store, self.engine, number, timeout, self.mailbox, at_end=self.close, more=more)
+        return EngineGroup(store, self.engine, number, timeout, self.mailbox, at_end=self.close, more=make_more)
 
-    def _new_group(
+    def _make_new_group(
         self,
         own_store: Store,
         default_timeout: timedelta,
@@ -99,15 +99,15 @@ class JobGroups:
     ) -> EngineGroup | None:
         limit = default_timeout if timeout is None else timeout
         # Torch names a group that only its members make by their hash.
-        part = self.part(ranks, limit, backend, members_only=not group_name.isdecimal())
+        part = self.make_engine(ranks, limit, backend, members_only=not group_name.isdecimal())
         if part is None:
             return None
-        group = self.group_of(part, PrefixStore(f"{group_name}/", own_store), limit)
+        group = self.make_group(part, PrefixStore(f"{group_name}/", own_store), limit)
         group._set_group_name(cast("GroupName", group_name))
         group._set_group_desc(group_desc or "undefined")
         return group
 
-    def part(
+    def make_engine(
         self, ranks: Sequence[int], limit: timedelta, backend: str | None, *, members_only: bool
     ) -> tuple[Engine, int] | None:
         """Return an engine for a group of some ranks, and the group's number, or None on other ranks. All ranks call
@@ -126,21 +126,21 @@ class JobGroups:
                 "must create a group together, including those outside it. Remove that argument, and call new_group "
                 "on every rank."
             )
-        problem = _of_another_backend(backend)
+        problem = _find_backend_problem(backend)
         if ranks != sorted(ranks):
             problem = f"{BACKEND_NAME} numbers a group's ranks in ascending order only, not as {ranks}."
         try:
-            engine = context.group(ranks, "torch.distributed.new_group", problem, limit)
+            engine = context.make_group(ranks, "torch.distributed.new_group", problem, limit)
         except TimeoutError:
             raise DistBackendError(
                 f"new_group(ranks={ranks}) on rank {self.engine.global_rank}: some rank of the job had not called it "
                 f"after {limit.total_seconds():g} seconds. All ranks of the job must call new_group, including those "
                 "outside the group, in the same order as their other operations. Call it again to keep waiting."
             ) from None
-        number = context.next_number(_GROUPS)
+        number = context.take_number(_GROUPS)
         return None if engine is None else (engine, number)
 
-    def group_of(self, part: tuple[Engine, int], store: Store, limit: timedelta) -> EngineGroup:
+    def make_group(self, part: tuple[Engine, int], store: Store, limit: timedelta) -> EngineGroup:
         """Return the group of what `make_engine` has returned."""
         engine, number = part
 
@@ -151,7 +151,7 @@ class JobGroups:
         return EngineGroup(store, engine, number, limit, self.mailbox, at_end=end)
 
     @contextmanager
-    def prepared(self, arguments: dict[str, Any]) -> Iterator[None]:
+    def prepare_group(self, arguments: dict[str, Any]) -> Iterator[None]:
         """Make a new group's engine on all ranks, for the `create` that torch calls on the group's ranks.
 
         Args:
@@ -167,7 +167,7 @@ class JobGroups:
             return
         limit = arguments.get("timeout") or default.timeout
         members_only = bool(arguments.get("use_local_synchronization"))
-        self._prepared = self.part(ranks, limit, arguments.get("backend"), members_only=members_only)
+        self._prepared = self.make_engine(ranks, limit, arguments.get("backend"), members_only=members_only)
         try:
             yield
         finally:
@@ -194,7 +194,7 @@ _lock = threading.RLock()
 _current: JobGroups | None = None
 
 
-def _of_this_job() -> JobGroups:
+def _get_job_groups() -> JobGroups:
     """Return the common state of the present membership's groups; join the job if necessary."""
     global _current
     context.init()
@@ -220,28 +220,28 @@ def create(options: Any, _backend_options: object = None) -> EngineGroup:
             ours.
     """
     older_torch.check_version()
-    groups = _of_this_job()
+    groups = _get_job_groups()
     engine, part = groups.engine, list(options.global_ranks_in_group)
     prepared = groups.take_prepared()
     if prepared is not None:
-        return groups.group_of(prepared, options.store, options.timeout)
+        return groups.make_group(prepared, options.store, options.timeout)
     if part and len(set(part)) != engine.size:
         raise ValueError(
             f"a {BACKEND_NAME} group of the ranks {part} can only be made where the default group is one: call "
             f"init_process_group({BACKEND_NAME!r}) first."
         )
     _check_rank(options.group_rank, options.group_size)
-    older_torch.prepare_new_groups(_prepared)
-    return groups.default_group(options.store, options.timeout)
+    older_torch.prepare_new_groups(_prepare_group)
+    return groups.make_default_group(options.store, options.timeout)
 
 
 @contextmanager
-def _prepared(arguments: dict[str, Any]) -> Iterator[None]:
-    with nullcontext() if _current is None else _current.prepared(arguments):
+def _prepare_group(arguments: dict[str, Any]) -> Iterator[None]:
+    with nullcontext() if _current is None else _current.prepare_group(arguments):
         yield
 
 
-def _of_another_backend(backend: str | None) -> str:
+def _find_backend_problem(backend: str | None) -> str:
     """Return what is wrong with the requested backend of a new group; '' for nothing."""
     if backend is None or BACKEND_NAME in BackendConfig(Backend(backend)).get_device_backend_map().values():
         return ""
@@ -262,27 +262,27 @@ def _check_rank(rank: int, size: int) -> None:
         )
 
 
-def rendezvous_of(otherwise: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
+def wrap_rendezvous(otherwise: Callable[..., Rendezvous]) -> Callable[..., Rendezvous]:
     """Return a handler for ``env://`` with the job's own store, or `otherwise` where others have set another master.
 
     A process that a rank started has the rank's variables but is none of the job: ForeignLauncherError.
     """
 
     def handler(url: str, timeout: timedelta = torch.distributed.default_pg_timeout, **options: Any) -> Rendezvous:
-        if not has_launchers_master(os.environ) or not (_in_a_job() or MASTER_VARIABLE in os.environ):
+        if not has_launchers_master(os.environ) or not (_is_in_job() or MASTER_VARIABLE in os.environ):
             yield from otherwise(url, timeout=timeout, **options)
             return
-        groups = _of_this_job()
+        groups = _get_job_groups()
         query = dict(parse_qsl(urlparse(url).query))
         _check_rank(int(query.get("rank", -1)), int(query.get("world_size", -1)))
         other_backends.choose_interface()
-        yield groups.store(timeout), context.rank(), context.size()
+        yield groups.make_store(timeout), context.rank(), context.size()
 
     return handler
 
 
-def _in_a_job() -> bool:
-    if context.is_initialized() or rendezvous_module.current() is not None:
+def _is_in_job() -> bool:
+    if context.is_initialized() or rendezvous_module.find_current() is not None:
         return True
     return Settings.read().rendezvous_fd is not None
 
@@ -296,7 +296,7 @@ def register() -> None:
     torch.distributed.Backend.register_backend(BACKEND_NAME, create, extended_api=True, devices=["cpu"])
     # The function of that name hides the module.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
-    handlers["env"] = rendezvous_of(handlers["env"])
+    handlers["env"] = wrap_rendezvous(handlers["env"])
 
 
 # --- forks: a child must not hold what its parent listens at -------------------------------------

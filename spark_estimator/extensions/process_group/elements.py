@@ -16,7 +16,13 @@ from torch.distributed import ReduceOp as TorchReduceOp
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives.call import Tensor
-from spark_estimator.torch.collectives.memory import ELEMENT_TYPES, described, wire_form, writable_wire_form, write_back
+from spark_estimator.torch.collectives.memory import (
+    ELEMENT_TYPES,
+    make_wire_tensor,
+    to_wire_form,
+    to_writable_wire_form,
+    write_back,
+)
 
 _REDUCTIONS = {
     TorchReduceOp.SUM: ReduceOp.SUM,
@@ -48,7 +54,7 @@ class ElementReduction(NamedTuple):
     bitwise: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
-def reduction(op: object) -> ElementReduction:
+def convert_reduction(op: object) -> ElementReduction:
     """Return the engine's form of torch's reduction.
 
     Args:
@@ -75,15 +81,15 @@ def reduction(op: object) -> ElementReduction:
     return ElementReduction(ReduceOp.SUM, float(factor))
 
 
-def same_type(tensors: Sequence[torch.Tensor], what: str) -> torch.dtype:
+def check_same_type(tensors: Sequence[torch.Tensor], operation: str) -> torch.dtype:
     """Return the element type of all tensors. Raise ValueError if they have several."""
     kinds = {tensor.dtype for tensor in tensors}
     if len(kinds) != 1:
-        raise ValueError(f"{what} takes tensors of one element type, not of {sorted(map(str, kinds))}.")
+        raise ValueError(f"{operation} takes tensors of one element type, not of {sorted(map(str, kinds))}.")
     return kinds.pop()
 
 
-def flat(tensor: torch.Tensor, what: str, *, moved: bool = False) -> torch.Tensor:
+def flatten(tensor: torch.Tensor, operation: str, *, moved: bool = False) -> torch.Tensor:
     """Return [elements] of a tensor as the engine reads them: its own memory where that is dense.
 
     Args:
@@ -94,25 +100,25 @@ def flat(tensor: torch.Tensor, what: str, *, moved: bool = False) -> torch.Tenso
     Raises:
         ValueError: the tensor is sparse, without data, or of a type that cannot be sent.
     """
-    return wire_form(_known(tensor, moved), what).view(-1)
+    return to_wire_form(_convert_type(tensor, moved), operation).view(-1)
 
 
-def flat_joined(tensors: Sequence[torch.Tensor], what: str, *, moved: bool = False) -> torch.Tensor:
+def flatten_all(tensors: Sequence[torch.Tensor], operation: str, *, moved: bool = False) -> torch.Tensor:
     """Return several tensors one after another, as `flatten` returns each."""
-    wires = [flat(tensor, what, moved=moved) for tensor in tensors]
+    wires = [flatten(tensor, operation, moved=moved) for tensor in tensors]
     return wires[0] if len(wires) == 1 else torch.cat(wires)
 
 
-def writable(tensor: torch.Tensor, what: str, *, moved: bool = False) -> torch.Tensor:
+def flatten_writable(tensor: torch.Tensor, operation: str, *, moved: bool = False) -> torch.Tensor:
     """Return what `flatten` does, for a tensor that receives a result; `put` writes it there.
 
     Raises:
         ValueError: as `flatten`, or elements of the tensor share memory.
     """
-    return writable_wire_form(_known(tensor, moved), what).view(-1)
+    return to_writable_wire_form(_convert_type(tensor, moved), operation).view(-1)
 
 
-def _known(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
+def _convert_type(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
     """Return a tensor with the same elements, of a type that the engine knows if possible."""
     if tensor.dtype in ELEMENT_TYPES or tensor.layout is not torch.strided:
         return tensor
@@ -123,7 +129,7 @@ def _known(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
     return tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8) if moved else tensor
 
 
-def overlap(wires: Sequence[torch.Tensor]) -> bool:
+def has_overlap(wires: Sequence[torch.Tensor]) -> bool:
     """Return whether some of these flat tensors share memory."""
     if len(wires) < 2:
         return False
@@ -147,17 +153,17 @@ def put(wire: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def received(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
+def view_received(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
     """Return the bytes that the engine gathered, as a flat tensor over the same memory."""
     return torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
 
 
-def taken(wire: torch.Tensor) -> Tensor:
+def describe_input(wire: torch.Tensor) -> Tensor:
     """Return a flat tensor's description for an operation whose result is in memory of the engine."""
-    return described(wire)._replace(output=0)
+    return make_wire_tensor(wire)._replace(output=0)
 
 
-def share(what: str, elements: torch.Tensor, rows: Sequence[int], outputs: Sequence[torch.Tensor]) -> None:
+def distribute(operation: str, elements: torch.Tensor, rows: Sequence[int], outputs: Sequence[torch.Tensor]) -> None:
     """Write each rank's part into its target, or all parts into the single target.
 
     Args:
@@ -176,10 +182,10 @@ def share(what: str, elements: torch.Tensor, rows: Sequence[int], outputs: Seque
         try:
             put(part, output)
         except ValueError as error:
-            raise ValueError(f"{what}: from rank {rank} of the group {error}") from None
+            raise ValueError(f"{operation}: from rank {rank} of the group {error}") from None
 
 
-def parts(tensor: torch.Tensor, splits: Sequence[int], size: int, which: str) -> list[torch.Tensor]:
+def split_rows(tensor: torch.Tensor, splits: Sequence[int], size: int, which: str) -> list[torch.Tensor]:
     """Divide a tensor along its first dimension into one part for each rank.
 
     Args:
@@ -206,26 +212,26 @@ def parts(tensor: torch.Tensor, splits: Sequence[int], size: int, which: str) ->
     return list(tensor.split(list(splits)))
 
 
-def one_each(what: str, tensors: Sequence[Any], size: int) -> list[Any]:
+def check_one_each(operation: str, tensors: Sequence[Any], size: int) -> list[Any]:
     """Return the tensors if there is one for each of `size` ranks. Raise ValueError otherwise."""
     if len(tensors) != size:
-        raise ValueError(f"{what}: {len(tensors)} tensors were given for the {size} ranks of the group.")
+        raise ValueError(f"{operation}: {len(tensors)} tensors were given for the {size} ranks of the group.")
     return list(tensors)
 
 
-def listed(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+def to_list(tensors: Sequence[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
     """Return a list of tensors; torch's callers may pass a single tensor instead."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def nested(tensors: Sequence[Any]) -> list[list[torch.Tensor]]:
+def to_lists(tensors: Sequence[Any]) -> list[list[torch.Tensor]]:
     """Return a list of lists; torch's callers may pass its single list instead."""
     return [list(tensors)] if tensors and isinstance(tensors[0], torch.Tensor) else [list(row) for row in tensors]
 
 
-def only(tensors: Sequence[torch.Tensor] | torch.Tensor, what: str) -> torch.Tensor:
+def get_only(tensors: Sequence[torch.Tensor] | torch.Tensor, operation: str) -> torch.Tensor:
     """Return the only tensor of a message. Raise ValueError if there are more."""
-    tensors = listed(tensors)
+    tensors = to_list(tensors)
     if len(tensors) != 1:
-        raise ValueError(f"{what} takes one tensor at a time, not {len(tensors)}.")
+        raise ValueError(f"{operation} takes one tensor at a time, not {len(tensors)}.")
     return tensors[0]

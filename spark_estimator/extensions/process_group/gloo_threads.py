@@ -32,17 +32,17 @@ def await_gloo_at_exit() -> None:
 def await_gloo() -> None:
     """Wait until gloo's threads are idle, at most five seconds."""
     end = time.monotonic() + _LIMIT.total_seconds()
-    before = _threads()
+    before = _read_threads()
     quiet = 0
     while before and quiet < _QUIET_INTERVALS and time.monotonic() < end:
         # Without the lock: a thread that waits for it runs now, and its switches are counted.
         time.sleep(_INTERVAL.total_seconds())
-        after = _threads()
+        after = _read_threads()
         quiet = quiet + 1 if after == before and all(state.startswith("S") for state, *_ in after) else 0
         before = after
 
 
-def _threads() -> list[tuple[str, ...]]:
+def _read_threads() -> list[tuple[str, ...]]:
     """Return state and context switches of each thread of gloo's, as the kernel reports them."""
     threads: list[tuple[str, ...]] = []
     for path in sorted(Path("/proc/self/task").glob("*/status")):

@@ -14,32 +14,32 @@ from spark_estimator._native import Op
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.extensions.process_group.elements import (
     ElementReduction,
-    flat,
-    flat_joined,
-    listed,
-    nested,
-    one_each,
-    only,
-    overlap,
-    parts,
+    check_one_each,
+    check_same_type,
+    convert_reduction,
+    describe_input,
+    distribute,
+    flatten,
+    flatten_all,
+    flatten_writable,
+    get_only,
+    has_overlap,
     put,
-    received,
-    reduction,
-    same_type,
-    share,
-    taken,
-    writable,
+    split_rows,
+    to_list,
+    to_lists,
+    view_received,
 )
 from spark_estimator.extensions.process_group.issuing import Finish, IssuingGroup
-from spark_estimator.extensions.process_group.transfer import MessageBytes, TensorSpec, memory_at
-from spark_estimator.extensions.process_group.uncompiled import uncompiled
+from spark_estimator.extensions.process_group.transfer import MessageBytes, TensorSpec, view_memory
+from spark_estimator.extensions.process_group.uncompiled import disable_compile
 from spark_estimator.extensions.process_group.work import GroupWork
-from spark_estimator.torch.collectives.memory import described
+from spark_estimator.torch.collectives.memory import make_wire_tensor
 
 Tensors = Sequence[torch.Tensor]
 
 
-@uncompiled
+@disable_compile
 class EngineGroup(IssuingGroup):
     """The ranks of a process group, and the collectives among them. Made by torch through `creation.create`.
 
@@ -52,43 +52,43 @@ class EngineGroup(IssuingGroup):
 
     def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None, *_: Any) -> GroupWork:
         """Reduce each tensor over the ranks, in place; several are one operation."""
-        return self._reduced("all_reduce", listed(tensors), opts, None)
+        return self._submit_reduce("all_reduce", to_list(tensors), opts, None)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Reduce several tensors as `allreduce` does."""
-        return self._reduced("all_reduce_coalesced", listed(tensors), opts, None)
+        return self._submit_reduce("all_reduce_coalesced", to_list(tensors), opts, None)
 
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Reduce as `allreduce` does; only the root's tensors change."""
-        return self._reduced("reduce", listed(tensors), opts, self._root("reduce", opts))
+        return self._submit_reduce("reduce", to_list(tensors), opts, self._get_root("reduce", opts))
 
-    def _reduced(self, what: str, tensors: Tensors, opts: Any, root: int | None) -> GroupWork:
-        how = reduction(torch.distributed.ReduceOp.SUM if opts is None else opts)
+    def _submit_reduce(self, operation: str, tensors: Tensors, opts: Any, root: int | None) -> GroupWork:
+        how = convert_reduction(torch.distributed.ReduceOp.SUM if opts is None else opts)
         if how.bitwise is not None:
-            return self._joined_bitwise(what, tensors, how, opts, root)
+            return self._submit_bitwise(operation, tensors, how, opts, root)
         receives = root in (None, self._engine.rank)
-        wires = [writable(tensor, what) if receives else flat(tensor, what) for tensor in tensors]
-        if overlap(wires):  # else a change to one would change another; so each gets the same result
+        wires = [flatten_writable(tensor, operation) if receives else flatten(tensor, operation) for tensor in tensors]
+        if has_overlap(wires):  # else a change to one would change another; so each gets the same result
             wires = [wire.clone() for wire in wires]
         targets = wires if receives else [torch.empty_like(wire) for wire in wires]
 
         def finish(_: Handle | None) -> list[Any]:
             return [put(*pair) for pair in zip(wires, tensors, strict=True)] if receives else list(tensors)
 
-        described_ = [described(*pair) for pair in zip(wires, targets, strict=True)]
-        return self._issue(what, Op.ALLREDUCE, described_, (wires, targets), finish, opts, how)
+        described_ = [make_wire_tensor(*pair) for pair in zip(wires, targets, strict=True)]
+        return self._issue(operation, Op.ALLREDUCE, described_, (wires, targets), finish, opts, how)
 
-    def _joined_bitwise(
-        self, what: str, tensors: Tensors, how: ElementReduction, opts: Any, root: int | None
+    def _submit_bitwise(
+        self, operation: str, tensors: Tensors, how: ElementReduction, opts: Any, root: int | None
     ) -> GroupWork:
         """Submit a reduction that the engine lacks: every rank gathers all elements and joins them itself."""
         assert how.bitwise is not None
         join = how.bitwise
-        wires = [writable(tensor, what) for tensor in tensors]
+        wires = [flatten_writable(tensor, operation) for tensor in tensors]
         for tensor in tensors:
             if tensor.is_floating_point() or tensor.is_complex():
                 raise ValueError(
-                    f"{what}: BAND, BOR and BXOR join the bits of whole numbers and truth values, not of "
+                    f"{operation}: BAND, BOR and BXOR join the bits of whole numbers and truth values, not of "
                     f"{tensor.dtype}; give tensor.view() of an integer type if those bits are meant."
                 )
 
@@ -96,80 +96,82 @@ class EngineGroup(IssuingGroup):
             assert handle is not None
             for number, (wire, tensor) in enumerate(zip(wires, tensors, strict=True)):
                 if root in (None, self._engine.rank):
-                    gathered = received(handle.gathered(number).data, wire.dtype).view(self._engine.size, -1)
+                    gathered = view_received(handle.gathered(number).data, wire.dtype).view(self._engine.size, -1)
                     joined = gathered[0]
                     for row in gathered[1:]:
                         joined = join(joined, row)
                     put(joined, tensor)
             return list(tensors)
 
-        return self._issue(what, Op.ALLGATHER, [taken(wire) for wire in wires], wires, finish, opts)
+        return self._issue(operation, Op.ALLGATHER, [describe_input(wire) for wire in wires], wires, finish, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
         """Reduce `size` tensors of one size over the ranks; rank i gets the i-th."""
-        return self._reduce_scattered("reduce_scatter", listed(outputs), nested(inputs), opts)
+        return self._submit_reduce_scatter("reduce_scatter", to_list(outputs), to_lists(inputs), opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input_: torch.Tensor, opts: Any = None) -> GroupWork:
         """Reduce one tensor that is cut in `size` equal parts, as `reduce_scatter` does."""
-        return self._reduce_scattered("reduce_scatter_tensor", [output], [[input_]], opts)
+        return self._submit_reduce_scatter("reduce_scatter_tensor", [output], [[input_]], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """Reduce several tensors in one operation, each as `reduce_scatter_single` does."""
-        return self._reduce_scattered("reduce_scatter_tensor", outputs, [[tensor] for tensor in inputs], opts)
+        return self._submit_reduce_scatter("reduce_scatter_tensor", outputs, [[tensor] for tensor in inputs], opts)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _reduce_scattered(self, what: str, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
-        how = reduction(torch.distributed.ReduceOp.SUM if opts is None else opts)
+    def _submit_reduce_scatter(
+        self, operation: str, outputs: Tensors, inputs: Sequence[Tensors], opts: Any
+    ) -> GroupWork:
+        how = convert_reduction(torch.distributed.ReduceOp.SUM if opts is None else opts)
         if how.bitwise is not None:
             raise ValueError(
-                f"{what} has no bitwise reduction here; use all_reduce, which has, and take this rank's part."
+                f"{operation} has no bitwise reduction here; use all_reduce, which has, and take this rank's part."
             )
         targets, sources = [], []
         for output, addends in zip(outputs, inputs, strict=True):
-            same_type([output, *addends], what)
-            target, source = writable(output, what), flat_joined(addends, what)
+            check_same_type([output, *addends], operation)
+            target, source = flatten_writable(output, operation), flatten_all(addends, operation)
             if source.numel() != target.numel() * self._engine.size or len({part.numel() for part in addends}) > 1:
                 raise ValueError(
-                    f"{what}: the inputs have {[part.numel() for part in addends]} elements and the output "
+                    f"{operation}: the inputs have {[part.numel() for part in addends]} elements and the output "
                     f"{target.numel()}; they must be {self._engine.size} parts of the output's size, one for each rank."
                 )
             targets.append(target)
             sources.append(source.view(self._engine.size, -1) if source.numel() else source)
-        tensors = [described(*pair) for pair in zip(sources, targets, strict=True)]
+        tensors = [make_wire_tensor(*pair) for pair in zip(sources, targets, strict=True)]
 
         def finish(_: Handle | None) -> list[Any]:
             return [put(*pair) for pair in zip(targets, outputs, strict=True)]
 
-        return self._issue(what, Op.REDUCESCATTER, tensors, (sources, targets), finish, opts, how)
+        return self._issue(operation, Op.REDUCESCATTER, tensors, (sources, targets), finish, opts, how)
 
     # --- what only moves elements ------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Tensors | torch.Tensor, opts: Any) -> GroupWork:
         """Copy the root's tensors into every rank's."""
-        tensors = listed(tensors)
-        root = self._root("broadcast", opts)
-        wires = [writable(tensor, "broadcast", moved=True) for tensor in tensors]
+        tensors = to_list(tensors)
+        root = self._get_root("broadcast", opts)
+        wires = [flatten_writable(tensor, "broadcast", moved=True) for tensor in tensors]
 
-        def copied(number: int) -> Finish:
+        def make_finish(number: int) -> Finish:
             return lambda _: [put(wires[number], tensors[number])]
 
         works = [
-            self._issue("broadcast", Op.BROADCAST, [described(wire)], wire, copied(number), opts, root=root)
+            self._issue("broadcast", Op.BROADCAST, [make_wire_tensor(wire)], wire, make_finish(number), opts, root=root)
             for number, wire in enumerate(wires)
         ]
-        return works[0] if len(works) == 1 else self._together("broadcast", works)
+        return works[0] if len(works) == 1 else self._join_works("broadcast", works)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors | torch.Tensor, opts: Any = None) -> GroupWork:
         """Copy rank i's tensor into the i-th output of every rank. The ranks' tensors may differ in size."""
-        checked = [one_each("all_gather", row, self._engine.size) for row in nested(outputs)]
-        return self._gathered("all_gather", checked, listed(inputs), opts)
+        checked = [check_one_each("all_gather", row, self._engine.size) for row in to_lists(outputs)]
+        return self._submit_gather("all_gather", checked, to_list(inputs), opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
         """Gather several tensors as `allgather` does: outputs[i] are rank i's."""
-        one_each("all_gather_coalesced", outputs, self._engine.size)
-        return self._gathered("all_gather_coalesced", list(zip(*outputs, strict=True)), inputs, opts)
+        check_one_each("all_gather_coalesced", outputs, self._engine.size)
+        return self._submit_gather("all_gather_coalesced", list(zip(*outputs, strict=True)), inputs, opts)
 
     def all_gather_single(self, output: torch.Tensor, input_: torch.Tensor, opts: Any = None) -> GroupWork:
         """Copy all ranks' tensors into one, in rank order."""
@@ -183,55 +185,55 @@ class EngineGroup(IssuingGroup):
                     f"all_gather_into_tensor: the output has {output.numel()} elements, not the input's "
                     f"{input_.numel()} for each of {self._engine.size} ranks."
                 )
-        return self._gathered("all_gather_into_tensor", [[target] for target in outputs], inputs, opts)
+        return self._submit_gather("all_gather_into_tensor", [[target] for target in outputs], inputs, opts)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def _gathered(self, what: str, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+    def _submit_gather(self, operation: str, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
         for row, tensor in zip(outputs, inputs, strict=True):
-            same_type([*row, tensor], what)
-        wires = [flat(tensor, what, moved=True) for tensor in inputs]
+            check_same_type([*row, tensor], operation)
+        wires = [flatten(tensor, operation, moved=True) for tensor in inputs]
 
         def finish(handle: Handle | None) -> list[Any]:
             assert handle is not None
             for number, (row, wire) in enumerate(zip(outputs, wires, strict=True)):
                 data, rows = handle.gathered(number)
-                share(what, received(data, wire.dtype), rows, row)
+                distribute(operation, view_received(data, wire.dtype), rows, row)
             return [list(row) if len(row) > 1 else row[0] for row in outputs]
 
-        return self._issue(what, Op.ALLGATHER, [taken(wire) for wire in wires], wires, finish, opts)
+        return self._issue(operation, Op.ALLGATHER, [describe_input(wire) for wire in wires], wires, finish, opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
         """Copy rank i's tensor into the root's i-th output."""
-        root, own_rank = self._root("gather", opts), self._engine.rank
-        wire = flat(inputs[0], "gather", moved=True)
+        root, own_rank = self._get_root("gather", opts), self._engine.rank
+        wire = flatten(inputs[0], "gather", moved=True)
         targets: Tensors = []
         if own_rank == root:
-            targets = one_each("gather", nested(outputs)[0], self._engine.size)
-            same_type([*targets, inputs[0]], "gather")
+            targets = check_one_each("gather", to_lists(outputs)[0], self._engine.size)
+            check_same_type([*targets, inputs[0]], "gather")
         splits = tuple(wire.numel() if rank == root else 0 for rank in range(self._engine.size))
-        return self._exchanged("gather", wire, splits, targets, opts)
+        return self._submit_exchange("gather", wire, splits, targets, opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
         """Copy the root's i-th input into rank i's tensor."""
         output = outputs[0]
-        if self._engine.rank == self._root("scatter", opts):
-            tensors = one_each("scatter", nested(inputs)[0], self._engine.size)
-            same_type([*tensors, output], "scatter")
-            wire = flat_joined(tensors, "scatter", moved=True)
-            splits = tuple(flat(tensor, "scatter", moved=True).numel() for tensor in tensors)
+        if self._engine.rank == self._get_root("scatter", opts):
+            tensors = check_one_each("scatter", to_lists(inputs)[0], self._engine.size)
+            check_same_type([*tensors, output], "scatter")
+            wire = flatten_all(tensors, "scatter", moved=True)
+            splits = tuple(flatten(tensor, "scatter", moved=True).numel() for tensor in tensors)
         else:
-            wire, splits = flat(output, "scatter", moved=True)[:0], (0,) * self._engine.size
-        return self._exchanged("scatter", wire, splits, [output], opts)
+            wire, splits = flatten(output, "scatter", moved=True)[:0], (0,) * self._engine.size
+        return self._submit_exchange("scatter", wire, splits, [output], opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """Send the i-th input to rank i, whose tensors' sizes may differ, and get the i-th output from it."""
         for tensors in (outputs, inputs):
-            one_each("all_to_all", tensors, self._engine.size)
-        same_type([*outputs, *inputs], "all_to_all")
-        wires = [flat(tensor, "all_to_all", moved=True) for tensor in inputs]
-        return self._exchanged(
+            check_one_each("all_to_all", tensors, self._engine.size)
+        check_same_type([*outputs, *inputs], "all_to_all")
+        wires = [flatten(tensor, "all_to_all", moved=True) for tensor in inputs]
+        return self._submit_exchange(
             "all_to_all", torch.cat(wires), tuple(map(torch.Tensor.numel, wires)), list(outputs), opts
         )
 
@@ -244,27 +246,29 @@ class EngineGroup(IssuingGroup):
         opts: Any = None,
     ) -> GroupWork:
         """Exchange tensors that are cut along their first dimension: equally, or by numbers of rows."""
-        same_type([output, input_], "all_to_all_single")
-        targets = parts(output, output_splits, self._engine.size, "output")
-        splits = parts(input_, input_splits, self._engine.size, "input")
-        wire = flat(input_, "all_to_all_single", moved=True)
+        check_same_type([output, input_], "all_to_all_single")
+        targets = split_rows(output, output_splits, self._engine.size, "output")
+        splits = split_rows(input_, input_splits, self._engine.size, "input")
+        wire = flatten(input_, "all_to_all_single", moved=True)
         width = wire.numel() // max(1, input_.numel())  # more than one if elements are sent as bytes
-        return self._exchanged("all_to_all_single", wire, tuple(part.numel() * width for part in splits), targets, opts)
+        return self._submit_exchange(
+            "all_to_all_single", wire, tuple(part.numel() * width for part in splits), targets, opts
+        )
 
     alltoall_base = all_to_all_single
 
-    def _exchanged(
-        self, what: str, wire: torch.Tensor, splits: tuple[int, ...], targets: Tensors, opts: Any
+    def _submit_exchange(
+        self, operation: str, wire: torch.Tensor, splits: tuple[int, ...], targets: Tensors, opts: Any
     ) -> GroupWork:
         """Send `splits[i]` elements of `wire` to rank i, and write the received ones to `targets`, in rank order."""
 
         def finish(handle: Handle | None) -> list[Any]:
             assert handle is not None
             data, rows = handle.gathered()
-            share(what, received(data, wire.dtype), rows, targets)
+            distribute(operation, view_received(data, wire.dtype), rows, targets)
             return list(targets)
 
-        return self._issue(what, Op.ALLTOALL, [taken(wire)], wire, finish, opts, splits=splits)
+        return self._issue(operation, Op.ALLTOALL, [describe_input(wire)], wire, finish, opts, splits=splits)
 
     def barrier(self, opts: Any = None) -> GroupWork:
         """Submit an operation that is done once every rank has called it."""
@@ -274,24 +278,26 @@ class EngineGroup(IssuingGroup):
 
     def send(self, tensors: Tensors, rank: int, tag: int = 0) -> GroupWork:
         """Send a tensor to a rank of the group. It must not change until the work is done."""
-        tensor = only(tensors, "send")
-        wire = flat(tensor, "send", moved=True)
-        to = self._peer("send", rank)
-        transfer = self._mailbox.send(self._number, to, tag, _memory(wire, tensor))
-        return self._noted(GroupWork(self._label("send"), transfer, None, self._timeout))
+        tensor = get_only(tensors, "send")
+        wire = flatten(tensor, "send", moved=True)
+        to = self._get_peer("send", rank)
+        transfer = self._mailbox.send(self._number, to, tag, _view_memory(wire, tensor))
+        return self._note_work(GroupWork(self._make_label("send"), transfer, None, self._timeout))
 
     def recv(self, tensors: Tensors, rank: int | None, tag: int = 0) -> GroupWork:
         """Receive a tensor from a rank of the group; None: from any."""
-        tensor = only(tensors, "recv")
-        wire = writable(tensor, "recv", moved=True)
-        source = None if rank is None else self._peer("recv", rank)
-        transfer = self._mailbox.receive(self._number, source, tag, _memory(wire, tensor), self._engine.ranks)
+        tensor = get_only(tensors, "recv")
+        wire = flatten_writable(tensor, "recv", moved=True)
+        source = None if rank is None else self._get_peer("recv", rank)
+        transfer = self._mailbox.receive(self._number, source, tag, _view_memory(wire, tensor), self._engine.ranks)
 
-        def sender() -> int:
+        def find_sender() -> int:
             return self._engine.ranks.index(transfer.source)
 
-        return self._noted(
-            GroupWork(self._label("recv"), transfer, lambda: [put(wire, tensor)], self._timeout, source=sender)
+        return self._note_work(
+            GroupWork(
+                self._make_label("recv"), transfer, lambda: [put(wire, tensor)], self._timeout, source=find_sender
+            )
         )
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:
@@ -299,5 +305,7 @@ class EngineGroup(IssuingGroup):
         return self.recv(tensors, None, tag)
 
 
-def _memory(wire: torch.Tensor, tensor: torch.Tensor) -> MessageBytes:
-    return MessageBytes(memory_at(wire.data_ptr(), wire.numel() * wire.element_size()), TensorSpec.of(tensor), wire)
+def _view_memory(wire: torch.Tensor, tensor: torch.Tensor) -> MessageBytes:
+    return MessageBytes(
+        view_memory(wire.data_ptr(), wire.numel() * wire.element_size()), TensorSpec.from_tensor(tensor), wire
+    )

@@ -26,9 +26,9 @@ from spark_estimator.extensions.process_group.messages import Mailbox
 from spark_estimator.extensions.process_group.work import (
     AllOf,
     GroupWork,
-    about_to_block,
-    in_torchs_words,
-    runs_callbacks,
+    is_running_callbacks,
+    prepare_to_block,
+    translate_error,
 )
 
 BACKEND_NAME = "spark_estimator"
@@ -164,44 +164,44 @@ class IssuingGroup(ProcessGroup):
 
     def _end_coalescing(self, _device: object) -> GroupWork:
         works, self._coalesced = self._coalesced or [], None
-        return self._together("coalesced operations", works)
+        return self._join_works("coalesced operations", works)
 
-    def _together(self, what: str, works: Sequence[GroupWork]) -> GroupWork:
-        def outputs() -> list[Any]:
+    def _join_works(self, operation: str, works: Sequence[GroupWork]) -> GroupWork:
+        def collect_outputs() -> list[Any]:
             return [output for work in works for output in work.result()]
 
         point = ProgramPoint(works[0].point.path and f"{works[0].point.path}/together") if works else None
-        return GroupWork(self._label(what), AllOf(works), outputs, self._timeout, point=point)
+        return GroupWork(self._make_label(operation), AllOf(works), collect_outputs, self._timeout, point=point)
 
-    def _noted(self, work: GroupWork) -> GroupWork:
+    def _note_work(self, work: GroupWork) -> GroupWork:
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
-    def _root(self, what: str, opts: Any) -> int:
+    def _get_root(self, operation: str, opts: Any) -> int:
         """Return the root's number in the group, from options or a plain number. Raise ValueError if it is not a
         rank.
         """
-        return self._checked(what, "root", getattr(opts, "rootRank", opts))
+        return self._check_rank(operation, "root", getattr(opts, "rootRank", opts))
 
-    def _peer(self, what: str, rank: int) -> int:
+    def _get_peer(self, operation: str, rank: int) -> int:
         """Return the job's number of a rank of the group. Raise ValueError if it is not a rank."""
-        return self._engine.ranks[self._checked(what, "other end", rank)]
+        return self._engine.ranks[self._check_rank(operation, "other end", rank)]
 
-    def _checked(self, what: str, role: str, rank: int) -> int:
+    def _check_rank(self, operation: str, role: str, rank: int) -> int:
         if not 0 <= rank < self._engine.size:
             raise ValueError(
-                f"{self._label(what)}: the {role} is rank {rank}, and the group has the ranks 0 to "
+                f"{self._make_label(operation)}: the {role} is rank {rank}, and the group has the ranks 0 to "
                 f"{self._engine.size - 1}."
             )
         return rank
 
-    def _label(self, what: str) -> str:
-        return f"torch.distributed.{what} on rank {self._engine.global_rank}"
+    def _make_label(self, operation: str) -> str:
+        return f"torch.distributed.{operation} on rank {self._engine.global_rank}"
 
     def _issue(
         self,
-        what: str,
+        operation: str,
         op: Op,
         tensors: list[Tensor],
         keep: object,
@@ -213,10 +213,10 @@ class IssuingGroup(ProcessGroup):
         splits: tuple[int, ...] | None = None,
     ) -> GroupWork:
         """Submit an operation to the engine, and wait for it if the caller does."""
-        label = self._label(what)
+        label = self._make_label(operation)
         if self._ended:
             raise ShutDownError(f"{label}: this group was destroyed; make another with torch.distributed.new_group.")
-        path, ordered = self._next_path(label)
+        path, ordered = self._make_next_path(label)
         call = Call(op, self._kind if ordered else path, how.op, how.prescale, 1.0, root, splits, ordered)
         timeout = getattr(opts, "timeout", None)
         limit = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
@@ -224,19 +224,19 @@ class IssuingGroup(ProcessGroup):
         try:
             if getattr(opts, "asyncOp", True):
                 handle = submit(self._engine, call, tensors, keep)
-                return self._noted(GroupWork(label, handle, lambda: finish(handle), limit, point=point))
-            about_to_block()
+                return self._note_work(GroupWork(label, handle, lambda: finish(handle), limit, point=point))
+            prepare_to_block()
             done = run(self._engine, call, tensors, keep, repeats=ordered, timeout=limit)
         except TimeoutError as error:
             raise DistBackendError(f"{label}: {error}") from None
         except MismatchError as error:
-            raise in_torchs_words(error) from None
-        return self._noted(GroupWork(label, None, None, limit, outputs=finish(done), point=point))
+            raise translate_error(error) from None
+        return self._note_work(GroupWork(label, None, None, limit, outputs=finish(done), point=point))
 
-    def _next_path(self, label: str) -> tuple[str, bool]:
+    def _make_next_path(self, label: str) -> tuple[str, bool]:
         """Return the path of the present call, and whether it is matched by order: not in a future's callback."""
-        callback = callbacks.current()
-        if callback is None and not runs_callbacks():
+        callback = callbacks.get_current()
+        if callback is None and not is_running_callbacks():
             # Also where no caller asks for it: all ranks count, and only some may ask.
             number = unnamed_number(self._kind) if context.is_initialized() else -1
             return f"{self._kind}.{number}", True

@@ -23,7 +23,7 @@ from spark_estimator.errors import AuthenticationError, PeerLostError
 from spark_estimator.peer_json import parse_json
 from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security import authentication
-from spark_estimator.security.encrypted_stream import tunnel
+from spark_estimator.security.encrypted_stream import open_tunnel
 from spark_estimator.security.encryption import Session
 from spark_estimator.security.handshake_server import HandshakeServer
 
@@ -49,7 +49,7 @@ class Links:
         self._closed = False
         self._handshake_server: HandshakeServer | None = None
         self._silence_seconds = context.settings().silence_seconds
-        rendezvous = rendezvous_module.current()
+        rendezvous = rendezvous_module.find_current()
         if engine.size == 1 or rendezvous is None:
             return
         self._rendezvous = rendezvous
@@ -86,17 +86,19 @@ class Links:
             sock, session = authentication.dial(
                 address,
                 self._rendezvous.key,
-                _context(purpose, self.rank),
+                _make_context(purpose, self.rank),
                 timeout=_TIMEOUT,
                 encrypted=self._rendezvous.encrypted,
             )
             tune(sock, self._silence_seconds)
-            sock = tunnel(sock, session, f"the {purpose} connection with {peer}")
+            sock = open_tunnel(sock, session, f"the {purpose} connection with {peer}")
         except (AuthenticationError, OSError) as error:
-            raise PeerLostError(f"rank {self.rank} cannot reach {peer} for its {purpose}: {_text(error)}.") from error
+            raise PeerLostError(
+                f"rank {self.rank} cannot reach {peer} for its {purpose}: {_to_text(error)}."
+            ) from error
         return sock
 
-    def name(self, rank: int) -> str:
+    def describe(self, rank: int) -> str:
         """Return a rank in words for messages, with its host."""
         return f"rank {rank}" if self._handshake_server is None else str(self._rendezvous.peers[rank])
 
@@ -129,7 +131,7 @@ class Links:
     def _admit(self, sock: socket.socket, stated: bytes, _origin: str, session: Session | None) -> None:
         purpose, rank = _read_context(stated)
         tune(sock, self._silence_seconds)
-        sock = tunnel(sock, session, f"the {purpose} connection of rank {rank}")
+        sock = open_tunnel(sock, session, f"the {purpose} connection of rank {rank}")
         name = f"{purpose} of rank {rank}"
 
         def end(error: BaseException | None) -> None:
@@ -159,11 +161,11 @@ def receive_exactly(sock: socket.socket, memory: memoryview) -> bool:
     return True
 
 
-def _text(error: Exception) -> str:
+def _to_text(error: Exception) -> str:
     return str(error).rstrip(".")
 
 
-def _context(purpose: str, rank: int) -> bytes:
+def _make_context(purpose: str, rank: int) -> bytes:
     return f"{purpose} {rank}".encode()
 
 

@@ -98,16 +98,16 @@ class Mailbox:
             tag: what the receiver asks for.
             memory: the bytes.
         """
-        to = self._name(rank)
+        to = self._describe(rank)
 
-        def advice() -> str:
+        def give_advice() -> str:
             return (
                 f"Its connection takes no more: that process is frozen or overloaded, or its host cannot be reached. "
                 f"Look at {to}."
             )
 
         waits_for = f"{to} to read a message (tag {tag}, {memory.form})"
-        transfer = Transfer(f"rank {self._rank}", waits_for, advice, self._stall_seconds)
+        transfer = Transfer(f"rank {self._rank}", waits_for, give_advice, self._stall_seconds)
         if rank == self._rank:
             self._deliver((group, tag), _Arrived(rank, memory.form, bytearray(memory.data)))
             transfer.end()
@@ -128,12 +128,12 @@ class Mailbox:
             rank: None accepts any sender; the transfer's `source` is the sender's rank.
             ranks: the group's, as the job numbers them.
         """
-        whose = f"any of the ranks {list(ranks)}" if rank is None else self._name(rank)
+        whose = f"any of the ranks {list(ranks)}" if rank is None else self._describe(rank)
         key = group, tag
         transfer = Transfer(
             f"rank {self._rank}",
             f"a message of {whose} (tag {tag}, {memory.form})",
-            lambda: self._advice(key, rank, ranks),
+            lambda: self._give_advice(key, rank, ranks),
             self._stall_seconds,
         )
         senders = {candidate for candidate in ranks if candidate != self._rank} if rank is None else {rank}
@@ -164,7 +164,7 @@ class Mailbox:
             while (envelope := Envelope.read(sock)) is not None:
                 self._read(sock, rank, envelope)
         except BaseException as error:
-            reason = _reason(error)
+            reason = _describe_reason(error)
         self._lose(rank, reason)
 
     def leave(self, group: int) -> None:
@@ -176,7 +176,7 @@ class Mailbox:
             self._posted = [receive for receive in self._posted if receive.key[0] != group]
         self._end(posted)
 
-    def be_watched(self, sock: socket.socket, _rank: int) -> None:
+    def hold_watcher(self, sock: socket.socket, _rank: int) -> None:
         """Keep a connection open that ends with this rank, for a rank that waits for its messages."""
         with self._lock:
             if self._closed:
@@ -202,10 +202,10 @@ class Mailbox:
         for receive in posted:
             receive.transfer.end(ShutDownError(f"rank {self._rank} destroyed its process group while it waited."))
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank}" if self.links is None else self.links.name(rank)
+    def _describe(self, rank: int) -> str:
+        return f"rank {rank}" if self.links is None else self.links.describe(rank)
 
-    def _advice(self, key: Key, rank: int | None, ranks: Sequence[int]) -> str:
+    def _give_advice(self, key: Key, rank: int | None, ranks: Sequence[int]) -> str:
         """Return the facts while a receive waits: lost ranks, other messages that arrived, possible causes."""
         senders = [sender for sender in ranks if sender != self._rank] if rank is None else [rank]
         with self._lock:
@@ -217,9 +217,9 @@ class Mailbox:
                 if group == key[0] and message.source in senders
             ]
             silent = [sender for sender in senders if sender not in self._answered and sender not in self._lost]
-        sentences = [f"Lost: {', '.join(map(self._name, lost))}."] if lost else []
+        sentences = [f"Lost: {', '.join(map(self._describe, lost))}."] if lost else []
         if silent:
-            sentences.append(f"Does not answer, and may be frozen: {', '.join(map(self._name, silent))}.")
+            sentences.append(f"Does not answer, and may be frozen: {', '.join(map(self._describe, silent))}.")
         if others:
             more = f" and {len(others) - _TOLD_MESSAGES} more" if len(others) > _TOLD_MESSAGES else ""
             sentences.append(f"Other messages have come: {', '.join(others[:_TOLD_MESSAGES])}{more}.")
@@ -241,13 +241,13 @@ class Mailbox:
                 try:
                     if sock is None:
                         sock = self.links.connect(rank, PURPOSE)
-                    sock.sendall(envelope.packed())
+                    sock.sendall(envelope.pack())
                     sock.sendall(memory.data)
                 except Exception as error:
                     failure = error
                     if not isinstance(error, PeerLostError):
                         failure = PeerLostError(
-                            f"rank {self._rank} lost {self.links.name(rank)} while it sent to it: {error}."
+                            f"rank {self._rank} lost {self.links.describe(rank)} while it sent to it: {error}."
                         )
             transfer.end(failure)
             del item, memory, transfer
@@ -261,15 +261,15 @@ class Mailbox:
     def _read(self, sock: socket.socket, rank: int, envelope: Envelope) -> None:
         group, tag, count, form = envelope
         with self._lock:
-            receive = self._taken(rank, (group, tag)) if count else None
+            receive = self._take_posted(rank, (group, tag)) if count else None
         fits = receive is not None and form.fits(receive.memory.form) and count == len(receive.memory.data)
         try:
-            content = receive.memory.data if receive is not None and fits else memoryview(self._room(count, form))
+            content = receive.memory.data if receive is not None and fits else memoryview(self._allocate(count, form))
             if count and not receive_exactly(sock, content):
                 raise ConnectionResetError("the connection ended in the middle of a message")
         except BaseException as error:
             if receive is not None:
-                receive.transfer.end(self._lost_error(rank, _reason(error)))
+                receive.transfer.end(self._make_lost_error(rank, _describe_reason(error)))
             raise
         if receive is None:
             self._deliver((group, tag), _Arrived(rank, form, content))
@@ -279,7 +279,7 @@ class Mailbox:
         else:
             self._fill(receive, _Arrived(rank, form, content))
 
-    def _room(self, count: int, form: TensorSpec) -> bytearray:
+    def _allocate(self, count: int, form: TensorSpec) -> bytearray:
         """Return new memory for a message."""
         try:
             return bytearray(count)
@@ -290,13 +290,13 @@ class Mailbox:
 
     def _deliver(self, key: Key, message: _Arrived) -> None:
         with self._lock:
-            receive = self._taken(message.source, key)
+            receive = self._take_posted(message.source, key)
             if receive is None:
                 self._arrived[key].append(message)
                 return
         self._fill(receive, message)
 
-    def _taken(self, rank: int, key: Key) -> _Receive | None:
+    def _take_posted(self, rank: int, key: Key) -> _Receive | None:
         for position, receive in enumerate(self._posted):
             if receive.key == key and receive.source in (None, rank):
                 return self._posted.pop(position)
@@ -308,9 +308,9 @@ class Mailbox:
         if not sent.fits(expected) or len(message.content) != len(receive.memory.data):
             receive.transfer.end(
                 ValueError(
-                    f"{self._name(message.source)} sent {sent} (tag {receive.key[1]}), and the tensor that waits for "
-                    f"it on rank {self._rank} is {expected}: sender and receiver must use the same number of elements "
-                    "and the same type."
+                    f"{self._describe(message.source)} sent {sent} (tag {receive.key[1]}), and the tensor that waits "
+                    f"for it on rank {self._rank} is {expected}: sender and receiver must use the same number of "
+                    "elements and the same type."
                 )
             )
             return
@@ -327,7 +327,7 @@ class Mailbox:
             with self._lock:
                 if rank in self._senders:
                     return
-            self._lose(rank, _GONE if error is None else _reason(error))
+            self._lose(rank, _GONE if error is None else _describe_reason(error))
 
         ReaderThread(lambda: self._watch(rank), end, name=f"watches rank {rank}").start()
 
@@ -349,20 +349,21 @@ class Mailbox:
         with self._lock:
             if self._closed:
                 return
-            error = self._lost.setdefault(rank, self._lost_error(rank, reason))
+            error = self._lost.setdefault(rank, self._make_lost_error(rank, reason))
             lost = self._lost.keys()
             ended = [posted for posted in self._posted if rank in posted.senders and posted.senders <= lost]
             self._posted = [posted for posted in self._posted if posted not in ended]
         for receive in ended:
             receive.transfer.end(error)
 
-    def _lost_error(self, rank: int, reason: str) -> PeerLostError:
+    def _make_lost_error(self, rank: int, reason: str) -> PeerLostError:
         return PeerLostError(
-            f"rank {self._rank} waits for a message from {self._name(rank)}, which cannot arrive any more: {reason}."
+            f"rank {self._rank} waits for a message from {self._describe(rank)}, which cannot arrive any more: "
+            f"{reason}."
         )
 
 
-def _reason(error: BaseException) -> str:
+def _describe_reason(error: BaseException) -> str:
     """Return why a rank is lost, without the point at the end."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

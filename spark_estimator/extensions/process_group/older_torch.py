@@ -48,9 +48,9 @@ def prepare_new_groups(prepare: Preparation, version: str = torch.__version__) -
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def new_group_with_tag(*args: Any, **kwargs: Any) -> Any:
+    def make_group_with_tag(*args: Any, **kwargs: Any) -> Any:
         with prepare(signature.bind(*args, **kwargs).arguments):
             return original(*args, **kwargs)
 
-    setattr(new_group_with_tag, _MARK, True)
-    distributed_c10d._new_group_with_tag = new_group_with_tag
+    setattr(make_group_with_tag, _MARK, True)
+    distributed_c10d._new_group_with_tag = make_group_with_tag

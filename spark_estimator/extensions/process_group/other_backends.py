@@ -7,7 +7,7 @@ import os
 import socket
 
 from spark_estimator.collectives import rendezvous as rendezvous_module
-from spark_estimator.collectives.other_launchers.addresses import address_of
+from spark_estimator.collectives.other_launchers.addresses import find_address
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.errors import EncryptionUnavailableError
 
@@ -25,17 +25,19 @@ def choose_interface() -> None:
     A value of GLOO_SOCKET_IFNAME that this function did not set stays.
     """
     global _chosen
-    rendezvous = rendezvous_module.current()
+    rendezvous = rendezvous_module.find_current()
     if rendezvous is None or os.environ.get(_GLOO) not in (None, "", _chosen):
         return
-    name = interface_of("127.0.0.1" if not _several_hosts(rendezvous) else rendezvous.peers[rendezvous.rank].address)
+    name = find_interface(
+        "127.0.0.1" if not _has_several_hosts(rendezvous) else rendezvous.peers[rendezvous.rank].address
+    )
     if name is not None:
         os.environ[_GLOO] = _chosen = name
 
 
-def interface_of(address: str) -> str | None:
+def find_interface(address: str) -> str | None:
     """Return the network interface that has an IPv4 address; None if there is none."""
-    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
+    return next((name for _, name in socket.if_nameindex() if find_address(name) == address), None)
 
 
 def check_encryption() -> None:
@@ -45,8 +47,8 @@ def check_encryption() -> None:
         EncryptionUnavailableError: the job encrypts traffic between hosts, which such a backend does not.
     """
     global _warned
-    rendezvous = rendezvous_module.current()
-    if rendezvous is None or not _several_hosts(rendezvous):
+    rendezvous = rendezvous_module.find_current()
+    if rendezvous is None or not _has_several_hosts(rendezvous):
         return
     if rendezvous.encrypted:
         raise EncryptionUnavailableError(
@@ -62,5 +64,5 @@ def check_encryption() -> None:
         )
 
 
-def _several_hosts(rendezvous: Rendezvous) -> bool:
+def _has_several_hosts(rendezvous: Rendezvous) -> bool:
     return len({peer.host_id for peer in rendezvous.peers}) > 1

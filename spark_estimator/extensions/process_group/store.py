@@ -98,7 +98,7 @@ class KeyValues:
 
     def serve(self, sock: socket.socket, _rank: int) -> None:
         """Answer one connection until its other end closes it."""
-        while (request := _received(sock)) is not None:
+        while (request := _receive(sock)) is not None:
             _send(sock, self.answer(request))
 
 
@@ -128,15 +128,15 @@ class JobStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Store a value."""
-        self._ask(b"set", _bytes(key), _bytes(value))
+        self._ask(b"set", _to_bytes(key), _to_bytes(value))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Store several values at once."""
-        self._ask(b"set", *(_bytes(part) for pair in zip(keys, values, strict=True) for part in pair))
+        self._ask(b"set", *(_to_bytes(part) for pair in zip(keys, values, strict=True) for part in pair))
 
     def append(self, key: str, value: str | bytes) -> None:
         """Add bytes to the end of a value."""
-        self._ask(b"append", _bytes(key), _bytes(value))
+        self._ask(b"append", _to_bytes(key), _to_bytes(value))
 
     def get(self, key: str) -> bytes:
         """Return a value, once it is there. Raise DistStoreError if that takes longer than the store's time-out."""
@@ -152,19 +152,19 @@ class JobStore(Store):
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which begins as 0, and return the sum."""
-        return int(self._ask(b"add", _bytes(key), b"%d" % amount)[0])
+        return int(self._ask(b"add", _to_bytes(key), b"%d" % amount)[0])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Store `desired` if the value is `expected` (missing: if that is empty); return the value after that."""
-        return self._ask(b"compare_set", _bytes(key), _bytes(expected), _bytes(desired))[0]
+        return self._ask(b"compare_set", _to_bytes(key), _to_bytes(expected), _to_bytes(desired))[0]
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys are there."""
-        return self._ask(b"check", *map(_bytes, keys)) == [b"1"]
+        return self._ask(b"check", *map(_to_bytes, keys)) == [b"1"]
 
     def delete_key(self, key: str) -> bool:
         """Remove a value; return whether there was one."""
-        return self._ask(b"delete", _bytes(key)) == [b"1"]
+        return self._ask(b"delete", _to_bytes(key)) == [b"1"]
 
     def num_keys(self) -> int:
         """Return the number of keys."""
@@ -183,7 +183,7 @@ class JobStore(Store):
         return self
 
     def _ask_and_wait(self, verb: bytes, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        answered = self._ask(verb, b"%f" % timeout.total_seconds(), *map(_bytes, keys))
+        answered = self._ask(verb, b"%f" % timeout.total_seconds(), *map(_to_bytes, keys))
         if not answered and keys:
             raise DistStoreError(
                 f"the store's keys {list(keys)} were not all set when rank {self._links.rank} had waited for "
@@ -202,7 +202,7 @@ class JobStore(Store):
             sock = self._connection.sock = self._links.connect(0, PURPOSE)
         try:
             _send(sock, request)
-            answered = _received(sock)
+            answered = _receive(sock)
         except BaseException as error:  # also an interrupt: the answer to this request must not become the next one's
             self._connection.sock = None
             sock.close()
@@ -213,13 +213,13 @@ class JobStore(Store):
         if answered is None:
             self._connection.sock = None
             raise DistStoreError(
-                f"rank {self._links.rank} lost the store, which {self._links.name(0)} keeps: that process has ended or "
-                "destroyed its process group."
+                f"rank {self._links.rank} lost the store, which {self._links.describe(0)} keeps: that process has "
+                "ended or destroyed its process group."
             )
         return answered
 
 
-def _bytes(text: str | bytes) -> bytes:
+def _to_bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else bytes(text)
 
 
@@ -229,7 +229,7 @@ def _send(sock: socket.socket, parts: Sequence[bytes]) -> None:
     sock.sendall(_LENGTH.pack(len(body)) + body)
 
 
-def _received(sock: socket.socket) -> list[bytes] | None:
+def _receive(sock: socket.socket) -> list[bytes] | None:
     """Return the parts of one message; None if the other end has closed the connection."""
     header = bytearray(_LENGTH.size)
     if not receive_exactly(sock, memoryview(header)):

@@ -35,7 +35,7 @@ class TensorSpec(NamedTuple):
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> TensorSpec:
+    def from_tensor(tensor: torch.Tensor) -> TensorSpec:
         """Return type and shape of a tensor."""
         return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
@@ -76,7 +76,7 @@ class Envelope(NamedTuple):
     length: int
     form: TensorSpec
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return the bytes that are sent."""
         name, dims = self.form.dtype.encode(), self.form.shape
         return b"".join(
@@ -143,16 +143,16 @@ class Transfer:
             now = time.monotonic()
             if now - self._since >= self._stall_seconds:
                 self._stall_seconds = math.inf
-                _log.warning("stalled: %s", self._description(now - self._since))
+                _log.warning("stalled: %s", self._describe(now - self._since))
             if now - begun >= limit:
-                raise TimeoutError(f"{self._description(limit)} Raise the time-out if it is only slow.")
+                raise TimeoutError(f"{self._describe(limit)} Raise the time-out if it is only slow.")
         if self._error is not None:
             raise self._error
 
-    def _description(self, seconds: float) -> str:
+    def _describe(self, seconds: float) -> str:
         return f"{self._who} has waited {seconds:.3g} seconds for {self._waits_for}. {self._advice()}"
 
 
-def memory_at(address: int, count: int) -> memoryview:
+def view_memory(address: int, count: int) -> memoryview:
     """Return `count` writable bytes at an address."""
     return memoryview((ctypes.c_char * count).from_address(address)).cast("B") if count else memoryview(bytearray())

@@ -11,7 +11,7 @@ from torch._compile import _disable_dynamo
 _Kind = TypeVar("_Kind", bound=type)
 
 
-def uncompiled(kind: _Kind) -> _Kind:
+def disable_compile(kind: _Kind) -> _Kind:
     """Return a class whose public methods run uncompiled, also within a compiled program, which breaks its graph
     there.
 

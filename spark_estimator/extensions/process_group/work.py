@@ -21,7 +21,7 @@ from torch.futures import Future
 from spark_estimator.errors import MismatchError
 from spark_estimator.extensions.process_group import callbacks
 from spark_estimator.extensions.process_group.callbacks import ProgramPoint
-from spark_estimator.extensions.process_group.uncompiled import uncompiled
+from spark_estimator.extensions.process_group.uncompiled import disable_compile
 
 #: Torch's value for "no time-out set".
 _NO_TIMEOUT = timedelta(0)
@@ -43,7 +43,7 @@ _TORCH_ADVICE = (
 )
 
 
-def in_torchs_words(error: Exception) -> Exception:
+def translate_error(error: Exception) -> Exception:
     """Return the error with advice that a caller of ``torch.distributed`` can follow."""
     if not isinstance(error, MismatchError):
         return error
@@ -53,14 +53,14 @@ def in_torchs_words(error: Exception) -> Exception:
     return MismatchError(text)
 
 
-def runs_callbacks() -> bool:
+def is_running_callbacks() -> bool:
     """Return whether this thread is the waiter, or has been: all that it runs are callbacks of futures."""
     return getattr(_thread, "waits", False)
 
 
-def about_to_block() -> None:
+def prepare_to_block() -> None:
     """Make another thread the waiter if this one is it. To be called before a thread waits."""
-    if runs_callbacks():
+    if is_running_callbacks():
         _waiter.hand_over()
 
 
@@ -74,12 +74,12 @@ class Awaited(Protocol):
         """Return whether `wait` would return, or raise, at once."""
 
 
-@uncompiled
+@disable_compile
 class GroupWork(torch.distributed.Work):
     """One operation of a process group.
 
     Args:
-        what: the operation in words, for messages.
+        label: the operation in words, for messages.
         awaited: what to wait for; None: the operation is done, and `outputs` returns its result.
         finish: called once, when that has ended well: puts results where they belong and returns the outputs.
         outputs: as `finish` returns them, of an operation that is done.
@@ -90,7 +90,7 @@ class GroupWork(torch.distributed.Work):
 
     def __init__(
         self,
-        what: str,
+        label: str,
         awaited: Awaited | None,
         finish: Callable[[], list[Any]] | None,
         timeout: timedelta,
@@ -101,7 +101,7 @@ class GroupWork(torch.distributed.Work):
     ) -> None:
         super().__init__()
         self.point = point or ProgramPoint(None)
-        self._what = what
+        self._what = label
         self._awaited = awaited
         self._finish = finish
         self._outputs = outputs or []
@@ -123,7 +123,7 @@ class GroupWork(torch.distributed.Work):
         """
         limit = timeout if timeout > _NO_TIMEOUT else self._timeout
         if self._awaited is not None:
-            about_to_block()
+            prepare_to_block()
         try:
             self._settle(limit)
         except TimeoutError as error:
@@ -205,7 +205,7 @@ class GroupWork(torch.distributed.Work):
             except TimeoutError:
                 raise
             except Exception as error:
-                problem = in_torchs_words(error)
+                problem = translate_error(error)
             with self._lock:
                 if self._awaited is not None:  # another thread may have been faster
                     if problem is None and self._finish is not None:
@@ -282,4 +282,4 @@ class _Waiter:
 
 
 _waiter = _Waiter()
-callbacks.watch_futures(about_to_block)
+callbacks.watch_futures(prepare_to_block)

@@ -14,7 +14,7 @@ from spark_estimator.extensions.transformers.pretrained import Pretrained
 _OF_PEFT = {"causal": "CAUSAL_LM", "classification": "SEQ_CLS", "token_classification": "TOKEN_CLS"}
 
 
-def with_adapter(
+def add_adapter(
     net: nn.Module, task: str, lora: Mapping[str, Any], source: Pretrained, missing: Collection[str]
 ) -> nn.Module:
     """Add an adapter that contains all parameters that the pretrained model's files do not have.
@@ -31,7 +31,7 @@ def with_adapter(
     import peft
 
     arguments: dict[str, Any] = {"task_type": _OF_PEFT[task], **lora}
-    if new := new_modules(net, missing):
+    if new := find_new_modules(net, missing):
         arguments["modules_to_save"] = [*(arguments.get("modules_to_save") or ()), *new]
     if source.name:
         # Without it peft writes the folder of this host's cache.
@@ -46,7 +46,7 @@ def with_adapter(
     return result
 
 
-def new_modules(net: nn.Module, missing: Collection[str]) -> list[str]:
+def find_new_modules(net: nn.Module, missing: Collection[str]) -> list[str]:
     """Return the modules that have the parameters `missing`: peft saves whole modules.
 
     Raises:
@@ -54,7 +54,9 @@ def new_modules(net: nn.Module, missing: Collection[str]) -> list[str]:
     """
     modules = dict.fromkeys(name.rpartition(".")[0] for name in sorted(missing))
     for name in modules:
-        if any(f"{name}.{child}".lstrip(".") not in missing for child in _of_children(net.get_submodule(name))):
+        if any(
+            f"{name}.{child}".lstrip(".") not in missing for child in _list_child_parameters(net.get_submodule(name))
+        ):
             new = [parameter for parameter in sorted(missing) if parameter.rpartition(".")[0] == name]
             raise DataError(
                 f"the pretrained model has no {', '.join(new)}, which would be random in each process, and an adapter "
@@ -63,12 +65,12 @@ def new_modules(net: nn.Module, missing: Collection[str]) -> list[str]:
     return list(modules)
 
 
-def _of_children(module: nn.Module) -> list[str]:
+def _list_child_parameters(module: nn.Module) -> list[str]:
     direct = {name for name, _ in module.named_parameters(recurse=False)}
     return [name for name, _ in module.named_parameters() if name not in direct]
 
 
-def base_dtype(net: Any) -> str:
+def get_base_dtype(net: Any) -> str:
     """Return the type of the numbers below an adapter, such as "float32"."""
     base = net.get_base_model()
     floating = (parameter.dtype for parameter in base.parameters() if parameter.is_floating_point())

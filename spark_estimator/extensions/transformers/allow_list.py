@@ -46,7 +46,7 @@ _OF_LORA = {
 
 
 @contextmanager
-def private_folder(manifest: Manifest, *, trust: bool) -> Iterator[Path]:
+def open_private_folder(manifest: Manifest, *, trust: bool) -> Iterator[Path]:
     """Yield a folder of this process alone, with the files that transformers or peft need: the bytes that were
     checked.
 
@@ -62,11 +62,11 @@ def private_folder(manifest: Manifest, *, trust: bool) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as private:
         for name in manifest.files:
             if not any(fnmatch.fnmatch(name, pattern) for pattern in PATTERNS):
-                manifest.file(name)  # is not needed, and whole
+                manifest.check_file(name)  # is not needed, and whole
             elif name.endswith(".safetensors"):
-                os.symlink(manifest.file(name).absolute(), Path(private) / name)
+                os.symlink(manifest.check_file(name).absolute(), Path(private) / name)
             else:
-                content = manifest.content(name)
+                content = manifest.read_content(name)
                 if not trust:
                     _check(name, content, manifest)
                 (Path(private) / name).write_bytes(content)
@@ -88,14 +88,14 @@ def _check(name: str, content: bytes, manifest: Manifest) -> None:
         config = json.loads(content)
         if not isinstance(config, dict):
             raise ValueError("it is no object")
-        flaws = [*_flaws_of_adapter(config)] if name == ADAPTER else [*_flaws(config, manifest)]
+        flaws = [*_find_adapter_flaws(config)] if name == ADAPTER else [*_find_flaws(config, manifest)]
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{manifest.folder / name} cannot be read: {type(error).__name__}: {error}") from error
     if flaws:
         raise DataError(f"{manifest.folder / name} could have any code loaded: {flaws[0]}. Pass {TRUST}.")
 
 
-def _flaws(config: dict[str, Any], manifest: Manifest) -> Iterator[str]:
+def _find_flaws(config: dict[str, Any], manifest: Manifest) -> Iterator[str]:
     import transformers
 
     base = transformers.PreTrainedTokenizerBase
@@ -123,7 +123,7 @@ def _flaws(config: dict[str, Any], manifest: Manifest) -> Iterator[str]:
             rest.extend(item)
 
 
-def _flaws_of_adapter(config: dict[str, Any]) -> Iterator[str]:
+def _find_adapter_flaws(config: dict[str, Any]) -> Iterator[str]:
     import peft
 
     if config.get("peft_type") != "LORA":

@@ -12,18 +12,18 @@ import pyarrow
 import torch
 from pyspark.ml.param import Param
 
-from spark_estimator.data.quoting import quoted
+from spark_estimator.data.quoting import quote
 from spark_estimator.errors import PythonEnvironmentError
 from spark_estimator.estimators import checks, estimator, params
 from spark_estimator.estimators.inference.prediction_columns import OutputKind
-from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.params import add_params
 from spark_estimator.estimators.rows.row_plan import RowPlan
 from spark_estimator.estimators.rows.shapes import Fields, Trial
 from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
-from spark_estimator.estimators.torch.identity import digest_of
+from spark_estimator.estimators.torch.identity import compute_digest
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.extensions.transformers.keywords import TransformersEstimatorKeywords
@@ -31,8 +31,13 @@ from spark_estimator.extensions.transformers.model import TransformersModel
 from spark_estimator.extensions.transformers.module import TextModule, check_causal, check_packing
 from spark_estimator.extensions.transformers.params import ESTIMATOR, WITHOUT
 from spark_estimator.extensions.transformers.predictor import check_generation
-from spark_estimator.extensions.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
-from spark_estimator.extensions.transformers.task import TextTask, task_of
+from spark_estimator.extensions.transformers.pretrained import (
+    Pretrained,
+    choose_length,
+    load_tokenizer,
+    silence_warnings,
+)
+from spark_estimator.extensions.transformers.task import TextTask, choose_task
 from spark_estimator.extensions.transformers.tokens import Tokenising
 from spark_estimator.extensions.transformers.training import TextParts, train
 
@@ -53,7 +58,7 @@ class _Texts:
     dataset: DataFrame
 
 
-@with_params(ESTIMATOR)
+@add_params(ESTIMATOR)
 class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator.TableEstimator[TransformersModel]):
     """Fine-tunes a model of Hugging Face's transformers: ``model = TransformersEstimator(model="folder").fit(df)``.
 
@@ -93,15 +98,15 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
         return WITHOUT[name] if name in WITHOUT else super()._value(name)
 
     def _fit(self, dataset: DataFrame) -> TransformersModel:
-        checks.batch_frame("fit()", dataset)
+        checks.check_batch_frame("fit()", dataset)
         self._check()
-        source = Pretrained.of(super()._value("model"))
+        source = Pretrained.from_parameter(super()._value("model"))
         informed: TransformersEstimator = self.copy()
-        tokenizer = tokenizer_of(self._value("tokenizer"), source)
-        informed._set(max_length=length_of(self._value("max_length"), source.most_tokens(), tokenizer))
-        task = task_of(informed._value, dataset)
+        tokenizer = load_tokenizer(self._value("tokenizer"), source)
+        informed._set(max_length=choose_length(self._value("max_length"), source.get_max_tokens(), tokenizer))
+        task = choose_task(informed._value, dataset)
         if task.labels and not self._value("labels"):
-            task = replace(task, labels=source.in_its_order(task.labels))
+            task = replace(task, labels=source.order_labels(task.labels))
         if task.chat and not tokenizer.chat_template:
             raise ValueError(
                 f"column {task.text!r} holds chats, and the tokenizer has no chat template: set its chat_template."
@@ -111,14 +116,14 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
         marker = validation if isinstance(validation, str) else None
         function = Tokenising(task, pickle.dumps(tokenizer), marker, self._value("nulls") == "drop")
         # PySpark's mapInArrow takes a dot in a name for a field of a struct.
-        columns = [f"{quoted(name)} as c{number}" for number, name in enumerate(function.columns)]
-        tokens = dataset.selectExpr(*columns).mapInArrow(_called(function), function.schema)
+        columns = [f"{quote(name)} as c{number}" for number, name in enumerate(function.columns)]
+        tokens = dataset.selectExpr(*columns).mapInArrow(_wrap_in_function(function), function.schema)
         return estimator.TableEstimator._fit(informed, tokens)
 
-    def _features(self, dataset: DataFrame, plan: RowPlan) -> Features:
+    def _make_features(self, dataset: DataFrame, plan: RowPlan) -> Features:
         assert self._texts is not None
         text, frame = self._texts.task.text, self._texts.dataset
-        return Features.of_frame(frame, {text: frame.schema[text].dataType.simpleString()})
+        return Features.from_frame(frame, {text: frame.schema[text].dataType.simpleString()})
 
     def _check(self) -> None:
         try:
@@ -146,11 +151,11 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             rates = [name for name in ("learning_rate", "weight_decay") if self.isSet(name)]
             if rates:
                 raise ValueError(f"optimizer makes the optimizer: leave {' and '.join(rates)} out.")
-        checks.labels_of(value)
+        checks.check_labels(value)
         check_callbacks(value("callbacks"))
         check_generation(value("generation") or {})
 
-    def _training(self) -> _TextTraining:
+    def _make_training(self) -> _TextTraining:
         assert self._texts is not None, "fit() calls it"
         texts, value = self._texts, self._value
         parts = TextParts(
@@ -162,7 +167,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             decay=value("weight_decay"),
             optimizer=value("optimizer"),
             scheduler=value("lr_scheduler"),
-            digest=texts.source.digest(),
+            digest=texts.source.compute_digest(),
             compression=value("gradient_compression"),
             precision=value("mixed_precision"),
             callbacks=value("callbacks"),
@@ -195,7 +200,7 @@ class _TextTraining:
         self.framework: Any = parts
         self.labels = ["labels"]
         self.recovers = True
-        made = parts.made()
+        made = parts.make_parts()
         advice.warn_of_schedule(made.scheduler, epochs)
         assert isinstance(made.model, TextModule)
         if parts.task.task == "causal":
@@ -207,14 +212,14 @@ class _TextTraining:
         self.trial: Trial = _FewRows(made)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
-    def digest(self) -> str:
+    def compute_digest(self) -> str:
         """See `estimator.FrameworkTraining.compute_digest`: of a model that is passed as an object."""
         net = self.framework.source.net
-        return "" if net is None else digest_of(net)
+        return "" if net is None else compute_digest(net)
 
-    def trained(self, state: bytes) -> tuple[torch.nn.Module, None]:
+    def load_trained(self, state: bytes) -> tuple[torch.nn.Module, None]:
         """See `estimator.FrameworkTraining.load_trained`: on the CPU, ready to predict."""
-        with quietly():
+        with silence_warnings():
             module = self.framework.module()
         module.load_state_dict(torch.load(io.BytesIO(state), weights_only=True)["model"])
         net: torch.nn.Module = module.net.eval()
@@ -229,7 +234,7 @@ class _FewRows(TorchTrial):
         return super().run(rows.slice(0, _TRIED_ROWS), fields)
 
 
-def _called(function: Tokenising) -> Callable[[Any], Any]:
+def _wrap_in_function(function: Tokenising) -> Callable[[Any], Any]:
     """Return a function that calls `function`: Spark asks it for its name."""
 
     def tokenise(batches: Any) -> Any:

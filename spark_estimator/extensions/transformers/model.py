@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
-from spark_estimator.data.quoting import quoted
+from spark_estimator.data.quoting import quote
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
 from spark_estimator.estimators import checks, model, params
-from spark_estimator.estimators.inference.features import columns_of
+from spark_estimator.estimators.inference.features import find_columns
 from spark_estimator.estimators.inference.prediction_columns import OutputKind, PredictionColumn, Role
-from spark_estimator.estimators.params import with_params
+from spark_estimator.estimators.params import add_params
 from spark_estimator.extensions.transformers import files
 from spark_estimator.extensions.transformers.keywords import TransformersModelKeywords
 from spark_estimator.extensions.transformers.params import MODEL
 from spark_estimator.extensions.transformers.predictor import TextPredictor, check_generation
-from spark_estimator.extensions.transformers.pretrained import length_of
-from spark_estimator.extensions.transformers.special_tokens import most_tokens, settle_padding
-from spark_estimator.extensions.transformers.texts import rows_of
+from spark_estimator.extensions.transformers.pretrained import choose_length
+from spark_estimator.extensions.transformers.special_tokens import get_max_tokens, settle_padding
+from spark_estimator.extensions.transformers.texts import to_rows
 from spark_estimator.extensions.transformers.tokens import is_missing
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _Self = TypeVar("_Self", bound="TransformersModel")
 
 
-@with_params(MODEL)
+@add_params(MODEL)
 class TransformersModel(TransformersModelKeywords, model.TableModel):
     """What `TransformersEstimator.fit` returns. ``transform(df)`` adds a column: a class, classes of words, or a text.
 
@@ -71,14 +71,14 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
             TypeError: it is another thing, or a row is: a text for a model of words, for example.
             DataError: the column is missing.
         """
-        column = "" if columns_of(features) is None else self._text
-        texts = rows_of(features, column, self._value("task"))
+        column = "" if find_columns(features) is None else self._text
+        texts = to_rows(features, column, self._value("task"))
         missing = [is_missing(text, self._value("task")) for text in texts]
-        known = [text for text, is_none in zip(texts, missing, strict=True) if not is_none]
-        results = iter(self._results(self._text_predictor(as_json=False).outputs_of_texts(known)))
+        present = [text for text, is_none in zip(texts, missing, strict=True) if not is_none]
+        results = iter(self._to_results(self._make_text_predictor(as_json=False).predict_texts(present)))
         return [None if is_none else next(results) for is_none in missing]
 
-    def _results(self, outputs: list[Any]) -> list[Any]:
+    def _to_results(self, outputs: list[Any]) -> list[Any]:
         labels = self._value("labels")
         if self._value("task") == "classification":
             return [None if numpy.isnan(scores).any() else labels[int(scores.argmax())] for scores in outputs]
@@ -115,7 +115,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         if name == "output_cols" and value is None:
             return [f"{self._text}__output"]
         if name == "max_length" and value is None and hasattr(self._model, "config"):
-            return length_of(None, most_tokens(self._model), self._value("tokenizer"))
+            return choose_length(None, get_max_tokens(self._model), self._value("tokenizer"))
         return value
 
     @property
@@ -138,19 +138,19 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
         return ("logits",)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        checks.spark_frame("transform()", dataset)
-        return self._predicted(dataset)
+        checks.check_frame("transform()", dataset)
+        return self._predict_frame(dataset)
 
-    def _predictor(self, encoder: RowEncoder) -> TextPredictor:
-        return self._text_predictor(as_json=False)
+    def _make_predictor(self, encoder: RowEncoder) -> TextPredictor:
+        return self._make_text_predictor(as_json=False)
 
-    def _text_predictor(self, *, as_json: bool) -> TextPredictor:
+    def _make_text_predictor(self, *, as_json: bool) -> TextPredictor:
         value = self._value
         generation = value("generation")
         check_generation(generation)
         if "max_length" not in generation:
             generation = {"max_new_tokens": value("max_new_tokens"), **generation}
-        return TextPredictor.of(
+        return TextPredictor.from_model(
             self._model,
             value("tokenizer"),
             value("batch_size"),
@@ -162,7 +162,7 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
             precision=value("inference_precision"),
         )
 
-    def _batches_predicted(self, dataset: DataFrame) -> Any:
+    def _predict_batches(self, dataset: DataFrame) -> Any:
         from pyspark.sql import functions
 
         kinds = {field.name: field.dataType for field in dataset.schema.fields}
@@ -179,19 +179,19 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
             raise DataError(
                 f"column {self._text!r} has type {kind}; task={task!r} needs {'words' if words else 'texts'}."
             )
-        column = functions.col(quoted(self._text))
-        predictor = replace(self._text_predictor(as_json=chat), columns=self._prediction_columns())
-        return model.udf_of(predictor.sent_by(dataset.sparkSession), 1)(functions.to_json(column) if chat else column)
+        column = functions.col(quote(self._text))
+        predictor = replace(self._make_text_predictor(as_json=chat), columns=self._make_prediction_columns())
+        return model.make_udf(predictor.send(dataset.sparkSession), 1)(functions.to_json(column) if chat else column)
 
-    def _prediction_columns(self) -> tuple[PredictionColumn, ...]:
+    def _make_prediction_columns(self) -> tuple[PredictionColumn, ...]:
         value = self._value
         task, label_type = value("task"), value("label_type")
         if task == "classification":
             classes = tuple(value("labels"))
-            first, *others = super()._prediction_columns()
+            first, *others = super()._make_prediction_columns()
             if value("output_type") == "label":
                 first = replace(first, kind=label_type, classes=classes)
-            return (first, *(others if label_type == "string" else [_of_numbers(each, classes) for each in others]))
+            return (first, *(others if label_type == "string" else [_to_numbers(each, classes) for each in others]))
         names = value("output_cols")
         of_evaluators = [row.name for row in params.OF_EVALUATORS if value(row.name)]
         if of_evaluators or len(names) != 1:
@@ -203,14 +203,16 @@ class TransformersModel(TransformersModelKeywords, model.TableModel):
             return (PredictionColumn(names[0], 0, 1, Role.TEXT, "string"),)
         return (PredictionColumn(names[0], 0, 1, Role.TEXT, f"array<{label_type}>", classes=tuple(value("labels"))),)
 
-    def _frame_predictor(self) -> TextPredictor:
-        return replace(self._text_predictor(as_json=False), columns=self._prediction_columns(), text=self._text)
+    def _make_frame_predictor(self) -> TextPredictor:
+        return replace(
+            self._make_text_predictor(as_json=False), columns=self._make_prediction_columns(), text=self._text
+        )
 
     def _write_files(self, folder: Path) -> None:
         files.write(self, folder)
 
 
-def _of_numbers(column: PredictionColumn, classes: Sequence[Any]) -> PredictionColumn:
+def _to_numbers(column: PredictionColumn, classes: Sequence[Any]) -> PredictionColumn:
     """Return a column for evaluators, which compare it with a label of numbers.
 
     Raises:

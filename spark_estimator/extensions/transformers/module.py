@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.transformers.adapter import with_adapter
-from spark_estimator.extensions.transformers.pretrained import Pretrained, length_of
-from spark_estimator.extensions.transformers.special_tokens import most_tokens, settle_end, settle_padding
+from spark_estimator.extensions.transformers.adapter import add_adapter
+from spark_estimator.extensions.transformers.pretrained import Pretrained, choose_length
+from spark_estimator.extensions.transformers.special_tokens import get_max_tokens, settle_end, settle_padding
 from spark_estimator.extensions.transformers.task import TextTask
 from spark_estimator.extensions.transformers.tokens import PADDING
 
@@ -132,13 +132,13 @@ def check_packing(module: TextModule) -> None:
         raise _sees_across(module, "the scores of a text depend on the text before it")
 
 
-def _sees_across(module: TextModule, why: str) -> DataError:
+def _sees_across(module: TextModule, reason: str) -> DataError:
     return DataError(
-        f"{type(module.net).__name__} does not keep the texts of a packed row apart ({why}): set packing=False."
+        f"{type(module.net).__name__} does not keep the texts of a packed row apart ({reason}): set packing=False."
     )
 
 
-def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, tokenizer: Any) -> nn.Module:
+def make_net(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, tokenizer: Any) -> nn.Module:
     """Return the model to train: with a new head for the classes, and an adapter, where those are asked for.
 
     Numbers that are new are random: all ranks take rank 0's.
@@ -173,14 +173,14 @@ def net_of(source: Pretrained, task: TextTask, lora: Mapping[str, Any] | None, t
     settle_padding(net, tokenizer)
     if task.task == "causal":
         settle_end(net, tokenizer)
-    length_of(task.max_length, most_tokens(net), tokenizer)
-    known = config.get_text_config().vocab_size
-    if len(tokenizer) > known:
+    choose_length(task.max_length, get_max_tokens(net), tokenizer)
+    vocabulary_size = config.get_text_config().vocab_size
+    if len(tokenizer) > vocabulary_size:
         raise DataError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model {known}: they do not belong together. Call "
-            "model.resize_token_embeddings(len(tokenizer)) for new tokens."
+            f"the tokenizer has {len(tokenizer)} tokens and the model {vocabulary_size}: they do not belong together. "
+            "Call model.resize_token_embeddings(len(tokenizer)) for new tokens."
         )
-    return net if lora is None else with_adapter(net, task.task, lora, source, missing)
+    return net if lora is None else add_adapter(net, task.task, lora, source, missing)
 
 
 def _is_for(net: nn.Module, task: str) -> bool:

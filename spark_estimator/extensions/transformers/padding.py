@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spark_estimator.estimators.torch.device import device_of, on_device
+from spark_estimator.estimators.torch.device import get_device, move_tensor
 
 # The share of the largest score by which scores may differ: rounding, with 32 bits and with 16.
 _ROUNDING, _COARSE_ROUNDING = 1e-4, 3e-2
@@ -15,7 +15,7 @@ _TRIED_TOKENS = 5
 _known: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
-def filling_of(net: Any) -> int:
+def get_filling(net: Any) -> int:
     """Return the token that rows are filled up with."""
     return int(net.config.get_text_config().pad_token_id)
 
@@ -31,26 +31,28 @@ def padding_changes_scores(net: Any, task: str, width: int, precision: str | Non
         task: one of `params.TASKS`; padding is before the text of a causal model, and behind others.
         precision: of the predictions; None: the model's own types.
     """
-    known = _known.get(net)
-    if known is None:
+    changes = _known.get(net)
+    if changes is None:
         try:
-            known = _differ(net, task, width, precision)
+            changes = _try_padding(net, task, width, precision)
         except Exception:  # each model has its own errors
-            known = True
-        _known[net] = known
-    return known
+            changes = True
+        _known[net] = changes
+    return changes
 
 
-def _differ(net: Any, task: str, width: int, precision: str | None) -> bool:
+def _try_padding(net: Any, task: str, width: int, precision: str | None) -> bool:
     length = min(_TRIED_TOKENS, width - 1)
-    device = device_of(net)
+    device = get_device(net)
     with torch.random.fork_rng([]), torch.inference_mode():
-        tokens = _tokens(net, length)
-        place = slice(width - length, None) if task == "causal" else slice(0, length)
-        ids, mask = torch.full((1, width), filling_of(net)), torch.zeros((1, width), dtype=torch.long)
-        ids[0, place], mask[0, place] = tokens, 1
-        alone = _scores(net, task, on_device(tokens[None], device), on_device(torch.ones_like(tokens)[None], device))
-        padded = _scores(net, task, on_device(ids, device), on_device(mask, device))
+        tokens = _choose_tokens(net, length)
+        position = slice(width - length, None) if task == "causal" else slice(0, length)
+        ids, mask = torch.full((1, width), get_filling(net)), torch.zeros((1, width), dtype=torch.long)
+        ids[0, position], mask[0, position] = tokens, 1
+        alone = _compute_scores(
+            net, task, move_tensor(tokens[None], device), move_tensor(torch.ones_like(tokens)[None], device)
+        )
+        padded = _compute_scores(net, task, move_tensor(ids, device), move_tensor(mask, device))
     if task == "token_classification":
         padded = padded[:, :length]
     is_fine = precision is None and net.dtype in (torch.float32, torch.float64)
@@ -58,10 +60,10 @@ def _differ(net: Any, task: str, width: int, precision: str | None) -> bool:
     return not bool((alone - padded).abs().max() <= limit)  # also where a score is NaN
 
 
-def _tokens(net: Any, length: int) -> torch.Tensor:
+def _choose_tokens(net: Any, length: int) -> torch.Tensor:
     """Return some tokens, [length], without special ones that the config names."""
     config = net.config.get_text_config()
-    special: set[Any] = {filling_of(net)}
+    special: set[Any] = {get_filling(net)}
     for name in ("eos_token_id", "bos_token_id", "sep_token_id", "cls_token_id"):
         value = getattr(config, name, None)
         special |= set(value) if isinstance(value, (list, tuple)) else {value}
@@ -70,7 +72,7 @@ def _tokens(net: Any, length: int) -> torch.Tensor:
     return torch.tensor([plain[len(plain) * number // length] for number in range(length)])
 
 
-def _scores(net: Any, task: str, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _compute_scores(net: Any, task: str, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if task != "causal":
         scores: torch.Tensor = net(input_ids=ids, attention_mask=mask).logits
         return scores.float().cpu()
@@ -80,7 +82,7 @@ def _scores(net: Any, task: str, ids: torch.Tensor, mask: torch.Tensor) -> torch
         max_new_tokens=1,
         do_sample=False,
         num_beams=1,
-        pad_token_id=filling_of(net),
+        pad_token_id=get_filling(net),
         return_dict_in_generate=True,
         output_logits=True,
     )

@@ -15,12 +15,12 @@ _SHARED = {row.name: row for row in params.SHARED}
 _OF_TORCH = {row.name: row for row in torch_params.ESTIMATOR}
 
 
-def task(name: str, value: Any) -> str | None:
+def check_task(name: str, value: Any) -> str | None:
     """Return one of the tasks, or None."""
-    return None if value is None else checks.one_of(*TASKS)(name, value)
+    return None if value is None else checks.check_one_of(*TASKS)(name, value)
 
 
-def lora(name: str, value: Any) -> dict[str, Any] | None:
+def check_lora(name: str, value: Any) -> dict[str, Any] | None:
     """Return the arguments of peft's LoraConfig, none of which depends on the model yet; or None."""
     if hasattr(value, "to_dict") and hasattr(value, "lora_alpha"):
         default = type(value)().to_dict()
@@ -30,10 +30,10 @@ def lora(name: str, value: Any) -> dict[str, Any] | None:
         raise TypeError(
             f"{name} must be a dict of the arguments of peft.LoraConfig, such as {{'r': 8}}; got {value!r}."
         )
-    return None if value is None else checks.objects(name, dict(value))
+    return None if value is None else checks.check_dict(name, dict(value))
 
 
-def not_negative(name: str, value: Any) -> float:
+def check_not_negative(name: str, value: Any) -> float:
     """Return a number that is 0 or more; None is 0."""
     if value is None:
         return 0.0
@@ -49,31 +49,28 @@ def not_negative(name: str, value: Any) -> float:
 _TASK = Row(
     "task",
     None,
-    task,
+    check_task,
     "'causal': generate text; 'classification': a class for each text; 'token_classification': a class for each word; "
     "None: the label column decides: without one, of texts or numbers, of arrays",
     "str | None",
 )
 _TOKENIZER = Row(
-    "tokenizer",
-    None,
-    checks.anything,
-    "a fast tokenizer of transformers, or its folder; None: the model's folder has it",
+    "tokenizer", None, checks.accept, "a fast tokenizer of transformers, or its folder; None: the model's folder has it"
 )
 _MAX_LENGTH = Row(
     "max_length",
     None,
-    checks.whole(2),
+    checks.check_int(2),
     "the number of tokens of a row of the training; longer texts are cut, or are several rows of a causal model; None: "
     "256, or the most that the model takes",
     "int | None",
 )
 _GENERATING = (
-    Row("max_new_tokens", 64, checks.whole(1), "the number of tokens that transform generates at most", "int"),
+    Row("max_new_tokens", 64, checks.check_int(1), "the number of tokens that transform generates at most", "int"),
     Row(
         "generation",
         {},
-        checks.objects,
+        checks.check_dict,
         "other arguments of the model's generate(), such as {'do_sample': True}",
         "Mapping[str, Any] | None",
         "dict[str, Any]",
@@ -85,7 +82,7 @@ ESTIMATOR = (
     Row(
         "model",
         None,
-        checks.anything,
+        checks.accept,
         "a folder with a pretrained model, its name on the Hugging Face Hub, or a model of transformers; required",
     ),
     _TOKENIZER,
@@ -93,18 +90,22 @@ ESTIMATOR = (
     Row(
         "text_col",
         "text",
-        checks.text,
+        checks.check_str,
         "the column with texts; for token classification with arrays of words; for a chat with arrays of messages, "
         "structs of role and content",
         "str",
     ),
     Row(
-        "label_col", None, checks.text, "the column with classes: texts, integers or booleans, or arrays", "str | None"
+        "label_col",
+        None,
+        checks.check_str,
+        "the column with classes: texts, integers or booleans, or arrays",
+        "str | None",
     ),
     Row(
         "labels",
         None,
-        checks.listed,
+        checks.check_list,
         "all classes, in the order of the model's outputs; None: those of the label column, sorted, by a Spark job",
         "Sequence[Any] | None",
         "list[Any] | None",
@@ -113,38 +114,44 @@ ESTIMATOR = (
     Row(
         "packing",
         True,
-        checks.truth,
+        checks.check_bool,
         "whether a row of a causal model's training holds several texts, which do not see each other",
         "bool",
     ),
     Row(
         "loss_on",
         "assistant",
-        checks.one_of("assistant", "all"),
+        checks.check_one_of("assistant", "all"),
         "of a chat: 'assistant': learn the assistant's messages; 'all': every message",
         "str",
     ),
     Row(
         "lora",
         None,
-        lora,
+        check_lora,
         "arguments of peft.LoraConfig, such as {'r': 8}, or a LoraConfig: train an adapter; None: the whole model",
         "Mapping[str, Any] | Any | None",
         "dict[str, Any] | None",
     ),
-    Row("learning_rate", 5e-5, checks.positive, "of a step of all processes; not multiplied by their number", "float"),
-    Row("weight_decay", 0.0, not_negative, "of AdamW", "float"),
+    Row(
+        "learning_rate",
+        5e-5,
+        checks.check_positive,
+        "of a step of all processes; not multiplied by their number",
+        "float",
+    ),
+    Row("weight_decay", 0.0, check_not_negative, "of AdamW", "float"),
     Row(
         "optimizer",
         None,
-        checks.function,
+        checks.check_function,
         "a function from a list of parameters to a torch.optim optimizer, instead of AdamW",
         "Callable[[Any], torch.optim.Optimizer] | None",
     ),
     Row(
         "lr_scheduler",
         None,
-        checks.function,
+        checks.check_function,
         "a function from the optimizer to a scheduler, stepped after each epoch and not after each batch: its "
         "num_training_steps is a number of epochs; None: none",
         "Callable[[torch.optim.Optimizer], LRScheduler] | None",
@@ -168,7 +175,9 @@ ESTIMATOR = (
             *("backward_passes_per_step", "mlflow", "materialize"),
         )
     ),
-    Row("nulls", "error", checks.one_of("error", "drop"), "how to handle nulls: 'error', or 'drop' the row", "str"),
+    Row(
+        "nulls", "error", checks.check_one_of("error", "drop"), "how to handle nulls: 'error', or 'drop' the row", "str"
+    ),
     *_GENERATING,
     *params.PREDICTING,
     *params.INFERENCE,
@@ -196,13 +205,15 @@ WITHOUT: Mapping[str, Any] = {
 _MODEL = {row.name: row for row in params.MODEL}
 MODEL = (
     params.HISTORY,
-    Row("model", None, checks.anything, "the trained model of transformers, or of peft", saved=False),
-    Row("tokenizer", None, checks.anything, "the tokenizer that it was trained with", saved=False),
+    Row("model", None, checks.accept, "the trained model of transformers, or of peft", saved=False),
+    Row("tokenizer", None, checks.accept, "the tokenizer that it was trained with", saved=False),
     _TASK,
     *(_MODEL[name] for name in ("feature_columns", "label_columns", "run_id")),
-    Row("labels", None, checks.listed, "the classes, in the order of the model's outputs", "Any", "list[Any] | None"),
-    Row("label_type", "string", checks.text, "the Spark type of a class", "str"),
-    Row("batch_size", 32, checks.whole(1), "rows per call of the model", "int"),
+    Row(
+        "labels", None, checks.check_list, "the classes, in the order of the model's outputs", "Any", "list[Any] | None"
+    ),
+    Row("label_type", "string", checks.check_str, "the Spark type of a class", "str"),
+    Row("batch_size", 32, checks.check_int(1), "rows per call of the model", "int"),
     _MAX_LENGTH,
     *_GENERATING,
     *params.PREDICTING,

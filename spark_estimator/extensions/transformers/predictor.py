@@ -16,14 +16,20 @@ import torch
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.fields import Array
 from spark_estimator.data.row_encoder import RowEncoder
-from spark_estimator.estimators.inference.prediction_columns import arrow_type, struct_of
-from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, spread
-from spark_estimator.estimators.torch.device import device_of, device_of_task, moved, on_device, predicting
-from spark_estimator.estimators.torch.predictor import dumped, opened
-from spark_estimator.extensions.transformers.padding import filling_of, padding_changes_scores
-from spark_estimator.extensions.transformers.special_tokens import suffix_length
-from spark_estimator.extensions.transformers.texts import rows_of
-from spark_estimator.extensions.transformers.tokens import is_missing, tokenizer_from
+from spark_estimator.estimators.inference.prediction_columns import make_struct, to_arrow_type
+from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, insert_nulls
+from spark_estimator.estimators.torch.device import (
+    choose_device,
+    get_device,
+    move_model,
+    move_tensor,
+    use_inference_mode,
+)
+from spark_estimator.estimators.torch.predictor import dump_object, load_object
+from spark_estimator.extensions.transformers.padding import get_filling, padding_changes_scores
+from spark_estimator.extensions.transformers.special_tokens import count_suffix_tokens
+from spark_estimator.extensions.transformers.texts import to_rows
+from spark_estimator.extensions.transformers.tokens import is_missing, unpickle_tokenizer
 
 # A row is as many tokens long as a multiple of it: other lengths of the padding could round a row's numbers otherwise.
 _WIDTHS_ALIKE = 16
@@ -76,7 +82,7 @@ class TextPredictor(Predictor):
         max_length: tokens of a text; the rest is cut. A causal model gets its last ones.
         generation: arguments of the model's ``generate``.
         as_json: chats are JSON strings.
-        text: the column of texts, for `frame`.
+        text: the column of texts, for `predict_frame`.
     """
 
     task: str = ""
@@ -86,50 +92,50 @@ class TextPredictor(Predictor):
     text: str = ""
 
     @classmethod
-    def of(cls, net: Any, tokenizer: Any, batch_size: int, **options: Any) -> TextPredictor:
+    def from_model(cls, net: Any, tokenizer: Any, batch_size: int, **options: Any) -> TextPredictor:
         """Return a predictor with a copy of the model as it is now, which has a padding token (`settle_padding`)."""
-        return cls(dumped((net, pickle.dumps(tokenizer))), RowEncoder(("text",)), (), batch_size, **options)
+        return cls(dump_object((net, pickle.dumps(tokenizer))), RowEncoder(("text",)), (), batch_size, **options)
 
-    def loaded(self) -> tuple[Any, Any]:
-        """See `Predictor.loaded`: the model and the tokenizer."""
-        net, tokenizer = opened(self.source())
-        return net.eval(), tokenizer_from(tokenizer)
+    def load(self) -> tuple[Any, Any]:
+        """See `Predictor.load`: the model and the tokenizer."""
+        net, tokenizer = load_object(self.open_payload())
+        return net.eval(), unpickle_tokenizer(tokenizer)
 
-    def placed(self, model: Any) -> tuple[Any, Any]:
-        """See `Predictor.placed`."""
+    def move_to_device(self, model: Any) -> tuple[Any, Any]:
+        """See `Predictor.move_to_device`."""
         net, tokenizer = model
-        return moved(net, device_of_task(self.device)), tokenizer
+        return move_model(net, choose_device(self.device)), tokenizer
 
-    def called(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
+    def call(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
         """Raise NotImplementedError: see `predict_texts`."""
         raise NotImplementedError
 
-    def predictions(self, batch: pyarrow.RecordBatch) -> pyarrow.StructArray:
-        """See `Predictor.predictions`; null where the text is."""
-        return self._struct(batch.column(0).to_pylist())
+    def predict_batch(self, batch: pyarrow.RecordBatch) -> pyarrow.StructArray:
+        """See `Predictor.predict_batch`; null where the text is."""
+        return self._predict_struct(batch.column(0).to_pylist())
 
-    def frame(self, features: Any) -> Any:
-        """See `Predictor.frame`. NaN and pandas.NA in the column of texts are read as null."""
-        texts = rows_of(features, self.text, self.task)
-        return self.as_frame(self._struct(texts), getattr(features, "index", None))
+    def predict_frame(self, features: Any) -> Any:
+        """See `Predictor.predict_frame`. NaN and pandas.NA in the column of texts are read as null."""
+        texts = to_rows(features, self.text, self.task)
+        return self.to_frame(self._predict_struct(texts), getattr(features, "index", None))
 
-    def _struct(self, texts: Sequence[Any]) -> pyarrow.StructArray:
+    def _predict_struct(self, texts: Sequence[Any]) -> pyarrow.StructArray:
         if self.as_json:
             texts = [None if text is None else json.loads(text) for text in texts]
         mask = numpy.array([not is_missing(text, self.task) for text in texts], bool)
-        known = [text for text, is_known in zip(texts, mask, strict=True) if is_known]
-        return spread(self._known(self.outputs_of_texts(known)), mask)
+        present = [text for text, is_known in zip(texts, mask, strict=True) if is_known]
+        return insert_nulls(self._make_struct(self.predict_texts(present)), mask)
 
-    def _known(self, outputs: Sequence[Any]) -> pyarrow.StructArray:
+    def _make_struct(self, outputs: Sequence[Any]) -> pyarrow.StructArray:
         if self.task == "classification":
             width = self.columns[0].width
-            return struct_of(self.columns, [numpy.array(outputs, numpy.float32).reshape(-1, width)])
+            return make_struct(self.columns, [numpy.array(outputs, numpy.float32).reshape(-1, width)])
         column = self.columns[0]
         if column.classes:
             outputs = [[None if number is None else column.classes[number] for number in row] for row in outputs]
-        return pyarrow.StructArray.from_arrays([pyarrow.array(outputs, arrow_type(column.kind))], ["p0"])
+        return pyarrow.StructArray.from_arrays([pyarrow.array(outputs, to_arrow_type(column.kind))], ["p0"])
 
-    def outputs_of_texts(self, texts: Sequence[Any]) -> list[Any]:
+    def predict_texts(self, texts: Sequence[Any]) -> list[Any]:
         """Return [texts] scores of the classes, the class of each word, or the generated text; None: a prompt without a
         token.
 
@@ -137,43 +143,47 @@ class TextPredictor(Predictor):
         padding. The width to which a text is padded depends on this text alone, so that its output does not depend on
         the others.
         """
-        net, tokenizer = self.model()
-        encoded = self._encoded(net, tokenizer, texts)
+        net, tokenizer = self.get_model()
+        encoded = self._encode(net, tokenizer, texts)
         exact = self._counts_padding(net)
         at_once = 1 if self.task == "causal" and _is_assisted(net, self.generation) else self.batch_size
         of_width: dict[int, list[int]] = {}
-        for place, tokens in enumerate(encoded):
+        for number, tokens in enumerate(encoded):
             length = len(tokens.ids)
             if length:
-                of_width.setdefault(length if exact else self._width(length), []).append(place)
-        method = {"causal": self._generated, "classification": self._scores, "token_classification": self._of_words}
+                of_width.setdefault(length if exact else self._choose_width(length), []).append(number)
+        method = {
+            "causal": self._generate,
+            "classification": self._compute_scores,
+            "token_classification": self._classify_words,
+        }
         outputs: list[Any] = [None] * len(texts)
-        for width, places in sorted(of_width.items()):
-            for start in range(0, len(places), at_once):
-                batch = places[start : start + at_once]
-                with predicting(device_of(net), self.precision, len(batch)):
-                    results = method[self.task](net, tokenizer, [encoded[place] for place in batch], width)
-                for place, result in zip(batch, results, strict=True):
-                    outputs[place] = result
+        for width, numbers in sorted(of_width.items()):
+            for start in range(0, len(numbers), at_once):
+                batch = numbers[start : start + at_once]
+                with use_inference_mode(get_device(net), self.precision, len(batch)):
+                    results = method[self.task](net, tokenizer, [encoded[number] for number in batch], width)
+                for number, result in zip(batch, results, strict=True):
+                    outputs[number] = result
         return outputs
 
     def _counts_padding(self, net: Any) -> bool:
         if self.task == "causal" and _counts_tokens_before(net, self.generation):
             return True
-        width = self._width(1)
-        with predicting(device_of(net), self.precision, 1):
+        width = self._choose_width(1)
+        with use_inference_mode(get_device(net), self.precision, 1):
             return padding_changes_scores(net, self.task, width, self.precision)
 
-    def _width(self, tokens: int) -> int:
+    def _choose_width(self, tokens: int) -> int:
         """Return the padded width, in tokens, of a text of `tokens` tokens."""
         return max(tokens, min(-(-max(1, tokens) // _WIDTHS_ALIKE) * _WIDTHS_ALIKE, self.max_length))
 
-    def _encoded(self, net: Any, tokenizer: Any, texts: Sequence[Any]) -> list[_Tokens]:
+    def _encode(self, net: Any, tokenizer: Any, texts: Sequence[Any]) -> list[_Tokens]:
         """Return [texts] the tokens of each. A text without a token becomes padding, and a prompt the token that
         begins texts, if there is one, as in ``generate``.
         """
         options: dict[str, Any] = {}
-        filler = [filling_of(net)]
+        filler = [get_filling(net)]
         if self.task == "causal":
             first = net.generation_config.bos_token_id
             first = tokenizer.bos_token_id if first is None else first
@@ -188,7 +198,7 @@ class TextPredictor(Predictor):
                 ]
                 options["add_special_tokens"] = False
             else:
-                suffix = suffix_length(tokenizer)  # it would end the text, which is to be continued
+                suffix = count_suffix_tokens(tokenizer)  # it would end the text, which is to be continued
         if self.task == "token_classification":
             options["is_split_into_words"] = True
         if not prompts:
@@ -205,7 +215,7 @@ class TextPredictor(Predictor):
             for number, ids in enumerate(encoded["input_ids"])
         ]
 
-    def _tensors(
+    def _make_tensors(
         self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int, *, rows: int, left: bool
     ) -> dict[str, Any]:
         """Return a batch as tensors of [rows, width] on the model's device, with the padding masked.
@@ -214,51 +224,51 @@ class TextPredictor(Predictor):
             rows: at least the number of texts; the last text fills the other rows.
             left: the padding is before the texts.
         """
-        ids = torch.full((rows, width), filling_of(net))
+        ids = torch.full((rows, width), get_filling(net))
         mask = torch.zeros((rows, width), dtype=torch.long)
         for number in range(rows):
             tokens = batch[min(number, len(batch) - 1)].ids
-            place = slice(width - len(tokens), None) if left else slice(0, len(tokens))
-            ids[number, place] = torch.tensor(tokens)
-            mask[number, place] = 1
-        device = device_of(net)
-        return {"input_ids": on_device(ids, device), "attention_mask": on_device(mask, device)}
+            columns = slice(width - len(tokens), None) if left else slice(0, len(tokens))
+            ids[number, columns] = torch.tensor(tokens)
+            mask[number, columns] = 1
+        device = get_device(net)
+        return {"input_ids": move_tensor(ids, device), "attention_mask": move_tensor(mask, device)}
 
-    def _logits(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> torch.Tensor:
+    def _compute_logits(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> torch.Tensor:
         """Return [texts, ...] logits."""
         rows = len(batch) + -len(batch) % ROWS_ALIKE
-        tensors = self._tensors(net, tokenizer, batch, width, rows=rows, left=False)
+        tensors = self._make_tensors(net, tokenizer, batch, width, rows=rows, left=False)
         logits: torch.Tensor = net(**tensors).logits[: len(batch)]
         return logits
 
-    def _scores(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
-        return list(self._logits(net, tokenizer, batch, width).float().cpu().numpy().astype(numpy.float32))
+    def _compute_scores(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
+        return list(self._compute_logits(net, tokenizer, batch, width).float().cpu().numpy().astype(numpy.float32))
 
-    def _of_words(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
-        logits = self._logits(net, tokenizer, batch, width)
+    def _classify_words(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
+        logits = self._compute_logits(net, tokenizer, batch, width)
         unknown = logits.isnan().any(-1).tolist()  # a class of these scores would be none at all
         classes = logits.argmax(-1).tolist()
         results = []
         for number, tokens in enumerate(batch):
             first: dict[int, int | None] = {}
-            for place, word in enumerate(tokens.words):
+            for position, word in enumerate(tokens.words):
                 if word is not None:
-                    first.setdefault(word, None if unknown[number][place] else classes[number][place])
+                    first.setdefault(word, None if unknown[number][position] else classes[number][position])
             results.append([first.get(word) for word in range(tokens.count)])  # a word that is cut off has none
         return results
 
-    def _generated(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
-        tensors = self._tensors(net, tokenizer, batch, width, rows=len(batch), left=True)
-        options = {"pad_token_id": filling_of(net), "num_return_sequences": 1, **self.generation}
+    def _generate(self, net: Any, tokenizer: Any, batch: Sequence[_Tokens], width: int) -> list[Any]:
+        tensors = self._make_tensors(net, tokenizer, batch, width, rows=len(batch), left=True)
+        options = {"pad_token_id": get_filling(net), "num_return_sequences": 1, **self.generation}
         if options.get("stop_strings") or getattr(net.generation_config, "stop_strings", None):
             options["tokenizer"] = tokenizer
         if net.generation_config.eos_token_id is None:
             options.setdefault("eos_token_id", tokenizer.eos_token_id)
         rows = net.generate(**tensors, **options)[:, width:].tolist()
-        return [_continuation(tokenizer, tokens, row) for tokens, row in zip(batch, rows, strict=True)]
+        return [_decode_continuation(tokenizer, tokens, row) for tokens, row in zip(batch, rows, strict=True)]
 
 
-def _continuation(tokenizer: Any, prompt: _Tokens, tokens: list[int]) -> str:
+def _decode_continuation(tokenizer: Any, prompt: _Tokens, tokens: list[int]) -> str:
     """Return the generated text: what follows the prompt's text, of a chat without white space around it."""
     if prompt.is_chat:
         answer: str = tokenizer.decode(tokens, skip_special_tokens=True)
@@ -289,9 +299,9 @@ def check_generation(generation: Mapping[str, Any]) -> None:
     import transformers
     from transformers.generation import GenerationMixin
 
-    known = {*transformers.GenerationConfig().to_dict(), *inspect.signature(GenerationMixin.generate).parameters}
+    arguments = {*transformers.GenerationConfig().to_dict(), *inspect.signature(GenerationMixin.generate).parameters}
     for name in generation:
-        if name not in known:
-            raise ValueError(f"generation: generate() takes no argument {name!r}.{did_you_mean(name, known)}")
+        if name not in arguments:
+            raise ValueError(f"generation: generate() takes no argument {name!r}.{did_you_mean(name, arguments)}")
     if generation.get("num_return_sequences", 1) != 1:
         raise ValueError("generation: num_return_sequences must be 1: a row has one text as its prediction.")

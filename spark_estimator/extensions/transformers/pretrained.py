@@ -15,14 +15,14 @@ from typing import Any
 
 import spark_estimator.torch as hvd
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.persistence.folders import local_path
-from spark_estimator.extensions.transformers.special_tokens import most_tokens, positions_of
+from spark_estimator.estimators.persistence.folders import to_local_path
+from spark_estimator.extensions.transformers.special_tokens import count_positions, get_max_tokens
 
 #: How folders are read: not from the Hub, and no Python files, about which transformers would ask on the terminal.
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 #: What is needed of a model: no weights that are pickled, which could run code.
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
-# Of each place of a tensor that `Pretrained.digest` reads.
+# Of each place of a tensor that `Pretrained.compute_digest` reads.
 _SAMPLED_BYTES = 64
 _DEFAULT_LENGTH = 256
 
@@ -44,7 +44,7 @@ class Pretrained:
     net: Any = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, model: Any, revision: str = "") -> Pretrained:
+    def from_parameter(cls, model: Any, revision: str = "") -> Pretrained:
         """Return the source that the estimator's parameter names, on the driver. A name of the Hub is downloaded if its
         cache lacks it.
 
@@ -57,7 +57,7 @@ class Pretrained:
         """
         if isinstance(model, (str, os.PathLike)):
             text = os.fspath(model)
-            folder = local_path(text)
+            folder = to_local_path(text)
             if folder.is_dir():
                 if (folder / "adapter_config.json").exists():
                     raise DataError(
@@ -71,7 +71,7 @@ class Pretrained:
                 return cls(str(folder.absolute()))
             if folder.is_absolute() or text.count("/") > 1 or ":" in text:
                 raise DataError(f"model={text!r}: this folder is not on the driver.")
-            snapshot = _snapshot(text, revision)
+            snapshot = _download_snapshot(text, revision)
             return cls(snapshot, text, Path(snapshot).name)
         if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
             raise TypeError(
@@ -80,7 +80,7 @@ class Pretrained:
             )
         return cls(net=model)
 
-    def here(self) -> Pretrained:
+    def find_here(self) -> Pretrained:
         """Find the files as `find_on_hosts` does, without the other ranks, for a rank that may join them late: their
         downloads wait for each other by the locks of the Hub's cache.
 
@@ -89,9 +89,9 @@ class Pretrained:
         """
         if self.net is not None or Path(self.folder).is_dir():
             return self
-        return replace(self, folder=self._elsewhere())
+        return replace(self, folder=self._fetch_folder())
 
-    def on_this_host(self) -> Pretrained:
+    def find_on_hosts(self) -> Pretrained:
         """Return the source with this host's folder of the files. A collective: one rank of a host downloads what is
         missing.
 
@@ -103,7 +103,7 @@ class Pretrained:
         folder, problem = self.folder, ""
         if hvd.local_rank() == 0 and not Path(folder).is_dir():
             try:
-                folder = self._elsewhere()
+                folder = self._fetch_folder()
             except DataError as error:
                 problem = str(error)
         answers = hvd.allgather_object((hvd.cross_rank(), hvd.local_rank(), folder, problem), name="pretrained model")
@@ -113,16 +113,16 @@ class Pretrained:
         folder = next(path for host, local, path, _ in answers if (host, local) == (hvd.cross_rank(), 0))
         return replace(self, folder=folder)
 
-    def _elsewhere(self) -> str:
+    def _fetch_folder(self) -> str:
         host = socket.gethostname()
         if not self.name:
             raise DataError(
                 f"the folder {self.folder} of the pretrained model is not on rank {hvd.rank()}'s host {host}. Put it "
                 "where all hosts can read it, such as a Volume, or pass the model itself."
             )
-        return _snapshot(self.name, self.revision, f"on rank {hvd.rank()}'s host {host}")
+        return _download_snapshot(self.name, self.revision, f"on rank {hvd.rank()}'s host {host}")
 
-    def config(self) -> Any:
+    def read_config(self) -> Any:
         """Return the model's config, without its numbers.
 
         Raises:
@@ -137,33 +137,33 @@ class Pretrained:
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{self.folder}/config.json can't be read: {type(error).__name__}: {error}") from error
 
-    def in_its_order(self, labels: tuple[Any, ...]) -> tuple[Any, ...]:
+    def order_labels(self, labels: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return classes in the order in which the model's config names them; unchanged if it names others.
 
         The outputs of a trained head, and the config of an adapter's base, keep their meaning.
         """
-        names = getattr(self.config(), "id2label", None) or {}
-        place = {str(name): number for number, name in names.items()}
-        if len(place) != len(names) or place.keys() != {str(label) for label in labels}:
+        names = getattr(self.read_config(), "id2label", None) or {}
+        position = {str(name): number for number, name in names.items()}
+        if len(position) != len(names) or position.keys() != {str(label) for label in labels}:
             return labels
-        return tuple(sorted(labels, key=lambda label: int(place[str(label)])))
+        return tuple(sorted(labels, key=lambda label: int(position[str(label)])))
 
-    def most_tokens(self) -> int | None:
+    def get_max_tokens(self) -> int | None:
         """Return what the function `get_max_tokens` does, before the numbers are read."""
         import torch
         import transformers
 
         if self.net is not None:
-            return most_tokens(self.net)
-        config = self.config()
+            return get_max_tokens(self.net)
+        config = self.read_config()
         try:
             with torch.device("meta"):
                 net = transformers.AutoModel.from_config(config, trust_remote_code=False)
         except Exception:  # a model that needs its own code, for one; `read` gives the reason
-            return positions_of(config)
-        return most_tokens(net)
+            return count_positions(config)
+        return get_max_tokens(net)
 
-    def digest(self) -> str:
+    def compute_digest(self) -> str:
         """Return a digest that distinguishes the pretrained files from others, in any folder; empty for an object.
 
         It is a SHA-256 of the config, of the tensors' names and shapes, and of a few numbers of each tensor: another
@@ -174,13 +174,13 @@ class Pretrained:
             return ""
         folder = Path(self.folder)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        kept = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
-        result = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
+        settings = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+        result = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for file in sorted(folder.glob("*.safetensors")):
             _add_tensors(result, file)
         return result.hexdigest()[:16]
 
-    def loaded(self, kind: str, **options: Any) -> Any:
+    def load(self, kind: str, **options: Any) -> Any:
         """Return the model from its files, whose code is not run; or a copy of the object.
 
         Args:
@@ -205,11 +205,13 @@ class Pretrained:
                 **options
             )  # fmt: skip
             # A head for another number of classes is replaced; nothing else is.
-            replaced = {name for name, stored, wanted in report["mismatched_keys"] if _is_head(stored, wanted, options)}
+            replaced = {
+                name for name, stored, expected in report["mismatched_keys"] if _is_head(stored, expected, options)
+            }
             others = [key for key in report["mismatched_keys"] if key[0] not in replaced]
             if others:
-                name, stored, wanted = others[0]
-                raise ValueError(f"{name} has the shape {tuple(stored)}, and the config asks for {tuple(wanted)}")
+                name, stored, expected = others[0]
+                raise ValueError(f"{name} has the shape {tuple(stored)}, and the config asks for {tuple(expected)}")
             return net, frozenset(report["missing_keys"]) | replaced
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise DataError(
@@ -217,12 +219,12 @@ class Pretrained:
             ) from error
 
 
-def _is_head(stored: Sequence[int], wanted: Sequence[int], options: Mapping[str, Any]) -> bool:
+def _is_head(stored: Sequence[int], expected: Sequence[int], options: Mapping[str, Any]) -> bool:
     """Return whether a tensor differs from what the model needs in nothing but the number of classes."""
-    return len(stored) == len(wanted) and wanted[0] == options.get("num_labels") and stored[1:] == wanted[1:]
+    return len(stored) == len(expected) and expected[0] == options.get("num_labels") and stored[1:] == expected[1:]
 
 
-def length_of(wanted: int | None, most: int | None, tokenizer: Any) -> int:
+def choose_length(wanted: int | None, most: int | None, tokenizer: Any) -> int:
     """Return the number of tokens of a row.
 
     Args:
@@ -233,15 +235,15 @@ def length_of(wanted: int | None, most: int | None, tokenizer: Any) -> int:
         DataError: it is more than the model takes.
     """
     if wanted is None:
-        known = (most, getattr(tokenizer, "model_max_length", None))
-        return int(min(_DEFAULT_LENGTH, *(number for number in known if number is not None)))
+        limits = (most, getattr(tokenizer, "model_max_length", None))
+        return int(min(_DEFAULT_LENGTH, *(number for number in limits if number is not None)))
     if most is not None and wanted > most:
         raise DataError(f"max_length={wanted} is more than the {most} tokens that the model takes.")
     return wanted
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
+def silence_warnings() -> Iterator[None]:
     """Silence transformers' warnings of parameters that are new in a model that is loaded."""
     import transformers
 
@@ -263,12 +265,12 @@ def _add_tensors(result: Any, file: Path) -> None:
             if name == "__metadata__":
                 continue
             first, end = tensor["data_offsets"]
-            for place in (first, (first + end) // 2, max(first, end - _SAMPLED_BYTES)):
-                stream.seek(8 + size + place)
-                result.update(stream.read(min(_SAMPLED_BYTES, end - place)))
+            for offset in (first, (first + end) // 2, max(first, end - _SAMPLED_BYTES)):
+                stream.seek(8 + size + offset)
+                result.update(stream.read(min(_SAMPLED_BYTES, end - offset)))
 
 
-def tokenizer_of(tokenizer: Any, model: Pretrained) -> Any:
+def load_tokenizer(tokenizer: Any, model: Pretrained) -> Any:
     """Return the tokenizer of an estimator.
 
     Args:
@@ -282,7 +284,7 @@ def tokenizer_of(tokenizer: Any, model: Pretrained) -> Any:
     if tokenizer is None and not model.folder:
         raise ValueError("tokenizer is required where model is an object: pass the tokenizer, or its folder.")
     if tokenizer is None or isinstance(tokenizer, (str, os.PathLike)):
-        folder = model.folder if tokenizer is None else str(local_path(os.fspath(tokenizer)))
+        folder = model.folder if tokenizer is None else str(to_local_path(os.fspath(tokenizer)))
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
         except (OSError, ValueError, KeyError) as error:
@@ -295,7 +297,7 @@ def tokenizer_of(tokenizer: Any, model: Pretrained) -> Any:
     return tokenizer
 
 
-def _snapshot(name: str, revision: str = "", where: str = "on the driver") -> str:
+def _download_snapshot(name: str, revision: str = "", where: str = "on the driver") -> str:
     """Return the folder of a name of the Hub, from the cache if it is there."""
     from huggingface_hub import snapshot_download
 

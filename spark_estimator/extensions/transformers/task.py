@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.data.columns import did_you_mean
-from spark_estimator.data.quoting import quoted
+from spark_estimator.data.quoting import quote
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.sampling import check_marker
 
@@ -52,7 +52,7 @@ class TextTask:
         return ["input_ids", "position_ids"] if self.packed else ["input_ids"]
 
 
-def task_of(value: Callable[[str], Any], frame: DataFrame) -> TextTask:
+def choose_task(value: Callable[[str], Any], frame: DataFrame) -> TextTask:
     """Choose the task from parameters and types of the DataFrame. Without names of the classes it runs a Spark job.
 
     Args:
@@ -63,12 +63,12 @@ def task_of(value: Callable[[str], Any], frame: DataFrame) -> TextTask:
         ValueError: parameters contradict each other.
     """
     text, label = value("text_col"), value("label_col")
-    text_type = _type_of(frame, text, "text_col")
-    label_type = None if label is None else _type_of(frame, label, "label_col")
+    text_type = _find_type(frame, text, "text_col")
+    label_type = None if label is None else _find_type(frame, label, "label_col")
     if isinstance(value("validation"), str):
-        check_marker(value("validation"), _type_of(frame, value("validation"), "validation").simpleString())
+        check_marker(value("validation"), _find_type(frame, value("validation"), "validation").simpleString())
     words = _is_array(text_type, "string")
-    task = value("task") or _inferred(label_type)
+    task = value("task") or _infer_task(label_type)
     if task == "causal" and label is not None:
         raise ValueError(f"task='causal' learns the texts themselves: leave label_col={label!r} out.")
     if task != "causal" and label is None:
@@ -93,7 +93,7 @@ def task_of(value: Callable[[str], Any], frame: DataFrame) -> TextTask:
         text=text,
         label=label,
         chat=chat,
-        labels=() if label is None else _classes(frame, label, task, value("labels")),
+        labels=() if label is None else _find_classes(frame, label, task, value("labels")),
         label_type="string" if item is None else item.simpleString(),
         max_length=value("max_length"),
         packed=task == "causal" and value("packing"),
@@ -104,7 +104,7 @@ def task_of(value: Callable[[str], Any], frame: DataFrame) -> TextTask:
 _TEXTS = ("string", "varchar", "char")
 
 
-def _type_of(frame: DataFrame, name: str, param: str) -> DataType:
+def _find_type(frame: DataFrame, name: str, param: str) -> DataType:
     for field in frame.schema.fields:
         if field.name == name:
             return field.dataType
@@ -112,7 +112,7 @@ def _type_of(frame: DataFrame, name: str, param: str) -> DataType:
     raise DataError(f"{param}={name!r}: the DataFrame has no column {name!r}, but {names}." + did_you_mean(name, names))
 
 
-def _inferred(label_type: DataType | None) -> str:
+def _infer_task(label_type: DataType | None) -> str:
     if label_type is None:
         return "causal"
     return "token_classification" if label_type.typeName() == "array" else "classification"
@@ -129,14 +129,14 @@ def _is_chat(kind: DataType) -> bool:
     return types.get("role") == "string" and types.get("content") == "string"
 
 
-def _classes(frame: DataFrame, label: str, task: str, named: Sequence[Any] | None) -> tuple[Any, ...]:
+def _find_classes(frame: DataFrame, label: str, task: str, named: Sequence[Any] | None) -> tuple[Any, ...]:
     from pyspark.sql import functions
 
     if named:
         if len(set(named)) < len(named):
             raise ValueError(f"labels contains a class twice: {named!r:.200}.")
         return tuple(named)
-    column = functions.col(quoted(label))
+    column = functions.col(quote(label))
     values = frame.select((functions.explode(column) if task == "token_classification" else column).alias("label"))
     classes = [row[0] for row in values.dropna().distinct().limit(_MOST_CLASSES + 1).collect()]
     if len(classes) > _MOST_CLASSES:

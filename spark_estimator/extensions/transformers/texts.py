@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow
 
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.inference.features import column_of, columns_of
+from spark_estimator.estimators.inference.features import find_columns, get_column
 
 _KINDS = {
     "classification": "texts",
@@ -17,7 +17,7 @@ _KINDS = {
 }
 
 
-def rows_of(features: Any, column: str, task: str) -> list[Any]:
+def to_rows(features: Any, column: str, task: str) -> list[Any]:
     """Return [rows] texts, lists of words, or chats; None for null, and for what pandas has in its place.
 
     Args:
@@ -28,23 +28,23 @@ def rows_of(features: Any, column: str, task: str) -> list[Any]:
         TypeError: it is nothing that a model for this task predicts from; the text has what it does.
         DataError: the column is missing.
     """
-    table = columns_of(features)
-    values = _plain(features if table is None else column_of(table, column))
+    table = find_columns(features)
+    values = _to_plain(features if table is None else get_column(table, column))
     if isinstance(values, str) or _is_chat(values, task):
         values = [values]
     if isinstance(values, (bytes, bytearray, Mapping)) or not hasattr(values, "__iter__"):
-        raise _refused(values, task)
-    rows = [None if _is_null(row) else row for row in map(_plain, values)]
+        raise _make_error(values, task)
+    rows = [None if _is_null(row) else row for row in map(_to_plain, values)]
     kinds = {str if isinstance(row, str) else list for row in rows if row is not None}
     wrong = next((row for row in rows if row is not None and not _is_row(row, task)), None)
     if wrong is not None:
-        raise _refused(wrong, task)
+        raise _make_error(wrong, task)
     if len(kinds) > 1:
         raise DataError("predict() was given texts and chats together: predict from each of them apart.")
     return rows
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Return Python's lists, texts and numbers for those of numpy, pandas and Arrow."""
     if isinstance(value, (pyarrow.Array, pyarrow.ChunkedArray)):
         return value.to_pylist()
@@ -75,7 +75,7 @@ def _is_message(value: Any) -> bool:
     return "role" in fields and "content" in fields
 
 
-def _refused(value: Any, task: str) -> TypeError:
+def _make_error(value: Any, task: str) -> TypeError:
     kinds = _KINDS[task]
     return TypeError(
         f"predict() was given {value!r:.60}. A model of task={task!r} predicts from {kinds}: give it a list of them, a "

@@ -15,8 +15,8 @@ from typing import Any
 import numpy
 import pyarrow
 
-from spark_estimator.data.quoting import quoted
-from spark_estimator.data.row_encoder import marks_error, read_marks
+from spark_estimator.data.quoting import quote
+from spark_estimator.data.row_encoder import make_marks_error, read_marks
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.transformers.task import TextTask
 
@@ -48,7 +48,7 @@ class Tokenising:
     def schema(self) -> str:
         """Return the schema of the result, in Spark's words."""
         labels = "int" if self.task.task == "classification" else "array<int>"
-        marker = "" if self.marker is None else f", {quoted(self.marker)} boolean"
+        marker = "" if self.marker is None else f", {quote(self.marker)} boolean"
         return ", ".join(f"{name} array<int>" for name in self.task.inputs) + f", labels {labels}{marker}"
 
     @property
@@ -58,26 +58,26 @@ class Tokenising:
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         """Tokenise batches for ``mapInArrow``."""
-        encoder = Encoder(self.task, tokenizer_from(self.tokenizer))
+        encoder = Encoder(self.task, unpickle_tokenizer(self.tokenizer))
         packers = {mark: _Packer(self.task.max_length) for mark in (False, True)}
         for batch in batches:
-            columns = self._checked(batch)
+            columns = self._read_columns(batch)
             for start in range(0, len(columns[0]), _ROWS):
                 texts, labels, marks = ([*column[start : start + _ROWS]] for column in columns)
                 if not self.task.packed:
-                    yield self._batch([*encoder.pieces(texts, labels)], marks)
+                    yield self._make_batch([*encoder.encode(texts, labels)], marks)
                     continue
                 for pieces, mark in zip(encoder.split(texts), marks, strict=True):
                     for piece in pieces:
                         packers[bool(mark)].add(piece)
                 for mark, packer in packers.items():
                     if packer.full:
-                        yield self._packed(packer.taken(), mark)
+                        yield self._make_packed_batch(packer.take(), mark)
         for mark, packer in packers.items():
-            if blocks := packer.rest():
-                yield self._packed(blocks, mark)
+            if blocks := packer.take_rest():
+                yield self._make_packed_batch(blocks, mark)
 
-    def _checked(self, batch: pyarrow.RecordBatch) -> list[list[Any]]:
+    def _read_columns(self, batch: pyarrow.RecordBatch) -> list[list[Any]]:
         """Return [texts, labels, marks] of rows without nulls; of a batch with `columns`, by their places."""
         arrays = dict(zip(self.columns, batch.columns, strict=True))
         nothing = [None] * batch.num_rows
@@ -89,47 +89,47 @@ class Tokenising:
             for text, label in zip(texts, labels, strict=True)
         ]
         if not all(whole) and not self.drop_nulls:
-            place = whole.index(False)
-            if is_missing(texts[place], self.task.task) and not has_null(texts[place]):
+            number = whole.index(False)
+            if is_missing(texts[number], self.task.task) and not has_null(texts[number]):
                 raise DataError(
                     f"column {self.task.text!r} holds a chat without messages. nulls='drop' leaves such rows out."
                 )
-            name = self.task.text if has_null(texts[place]) else self.task.label
-            inside = " inside of an array" if name == self.task.text and texts[place] is not None else ""
+            name = self.task.text if has_null(texts[number]) else self.task.label
+            inside = " inside of an array" if name == self.task.text and texts[number] is not None else ""
             raise DataError(f"column {name!r} holds a null{inside}. nulls='drop' leaves such rows out.")
-        kept = [
+        columns = [
             [value for value, right in zip(column, whole, strict=True) if right] for column in (texts, labels, marks)
         ]
-        if self.marker is not None and None in kept[2]:
-            raise marks_error()
-        return kept
+        if self.marker is not None and None in columns[2]:
+            raise make_marks_error()
+        return columns
 
-    def _batch(self, rows: Sequence[tuple[list[int], Any]], marks: Sequence[Any]) -> pyarrow.RecordBatch:
+    def _make_batch(self, rows: Sequence[tuple[list[int], Any]], marks: Sequence[Any]) -> pyarrow.RecordBatch:
         length = self.task.max_length
-        arrays = [_lists([ids for ids, _ in rows], length, PADDING)]
+        arrays = [_make_lists([ids for ids, _ in rows], length, PADDING)]
         labels = [labels for _, labels in rows]
         if self.task.task == "classification":
             arrays.append(pyarrow.array(labels, pyarrow.int32()))
         else:
-            arrays.append(_lists(labels, length, NO_TARGET))
-        return self._named(arrays, marks)
+            arrays.append(_make_lists(labels, length, NO_TARGET))
+        return self._make_named_batch(arrays, marks)
 
-    def _packed(self, blocks: Sequence[Sequence[Piece]], mark: bool) -> pyarrow.RecordBatch:
+    def _make_packed_batch(self, blocks: Sequence[Sequence[Piece]], mark: bool) -> pyarrow.RecordBatch:
         length = self.task.max_length
         joined: list[tuple[list[int], list[int], list[int]]] = []
         for block in blocks:
             ids = [token for piece, _ in block for token in piece]
             # Each text begins at 0, which separates it from the text before in attention; so does each padding token.
-            places = [place for piece, _ in block for place in range(len(piece))]
-            joined.append((ids, places, [label for _, labels in block for label in labels]))
+            positions = [position for piece, _ in block for position in range(len(piece))]
+            joined.append((ids, positions, [label for _, labels in block for label in labels]))
         arrays = [
-            _lists([row[0] for row in joined], length, PADDING),
-            _lists([row[1] for row in joined], length, 0),
-            _lists([row[2] for row in joined], length, NO_TARGET),
+            _make_lists([row[0] for row in joined], length, PADDING),
+            _make_lists([row[1] for row in joined], length, 0),
+            _make_lists([row[2] for row in joined], length, NO_TARGET),
         ]
-        return self._named(arrays, [mark] * len(joined))
+        return self._make_named_batch(arrays, [mark] * len(joined))
 
-    def _named(self, arrays: list[pyarrow.Array], marks: Sequence[Any]) -> pyarrow.RecordBatch:
+    def _make_named_batch(self, arrays: list[pyarrow.Array], marks: Sequence[Any]) -> pyarrow.RecordBatch:
         names = [*self.task.inputs, "labels"]
         if self.marker is not None:
             arrays.append(pyarrow.array([None if mark is None else bool(mark) for mark in marks], pyarrow.bool_()))
@@ -171,7 +171,7 @@ class Encoder:
             (token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0
         )
 
-    def pieces(self, texts: Sequence[Any], labels: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
+    def encode(self, texts: Sequence[Any], labels: Sequence[Any]) -> Iterator[tuple[list[int], Any]]:
         """Yield a row for each text, but several for the long texts of a causal model: token numbers, and label or
         labels.
         """
@@ -183,18 +183,18 @@ class Encoder:
         encoded = self._tokenizer(
             list(texts), truncation=True, max_length=self._task.max_length, is_split_into_words=words
         )
-        for place, (ids, label) in enumerate(zip(encoded["input_ids"], labels, strict=True)):
+        for number, (ids, label) in enumerate(zip(encoded["input_ids"], labels, strict=True)):
             if words:
-                yield ids or [self._filler], self._of_words(texts[place], label, encoded.word_ids(place))
+                yield ids or [self._filler], self._label_words(texts[number], label, encoded.word_ids(number))
             else:
-                yield ids or [self._filler], self._number(label)
+                yield ids or [self._filler], self._get_number(label)
 
     def split(self, texts: Sequence[Any]) -> Iterator[list[Piece]]:
         """Yield [texts] the pieces of each text for a causal model."""
         length = self._task.max_length
         if self._task.chat:
             for messages in texts:
-                ids, labels = self.chat(messages)
+                ids, labels = self.encode_chat(messages)
                 yield [(ids[:length], [*labels[: length - 1], NO_TARGET][: len(ids)])]
             return
         end = self._tokenizer.eos_token_id
@@ -205,7 +205,7 @@ class Encoder:
             parts = [ids[start : start + length] for start in range(0, len(ids), length)]
             yield [(part, [*part[1:], NO_TARGET]) for part in parts]
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> Piece:
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> Piece:
         """Return token numbers of a conversation, and the next tokens that are learned."""
         template = self._tokenizer.apply_chat_template
         text = template(messages, tokenize=False)
@@ -233,7 +233,7 @@ class Encoder:
         targets = [token if counts else NO_TARGET for token, counts in zip(ids, learned, strict=True)]
         return ids, [*targets[1:], NO_TARGET][: len(ids)]
 
-    def _number(self, label: Any) -> int:
+    def _get_number(self, label: Any) -> int:
         number = self._numbers.get(label)
         if number is None:
             raise DataError(
@@ -242,17 +242,19 @@ class Encoder:
             )
         return number
 
-    def _of_words(self, words: Sequence[str], labels: Sequence[Any], places: Sequence[int | None]) -> list[int]:
+    def _label_words(self, words: Sequence[str], labels: Sequence[Any], positions: Sequence[int | None]) -> list[int]:
         """Return the label of each word at its first token."""
         if len(words) != len(labels):
             raise DataError(
                 f"a row has {len(words)} words in {self._task.text!r} and {len(labels)} classes in "
                 f"{self._task.label!r}; each word needs a class."
             )
-        before = [None, *places[:-1]]
+        before = [None, *positions[:-1]]
         return [
-            NO_TARGET if place is None or place == previous or labels[place] is None else self._number(labels[place])
-            for place, previous in zip(places, before, strict=True)
+            NO_TARGET
+            if position is None or position == previous or labels[position] is None
+            else self._get_number(labels[position])
+            for position, previous in zip(positions, before, strict=True)
         ]
 
 
@@ -282,21 +284,21 @@ class _Packer:
             self._closed.append(self._open.pop(fullest)[0])
         self._open.append(([piece], size))
 
-    def taken(self) -> list[list[Piece]]:
+    def take(self) -> list[list[Piece]]:
         closed, self._closed = self._closed, []
         return closed
 
-    def rest(self) -> list[list[Piece]]:
-        return [*self.taken(), *(block for block, _ in self._open)]
+    def take_rest(self) -> list[list[Piece]]:
+        return [*self.take(), *(block for block, _ in self._open)]
 
 
-def tokenizer_from(pickled: bytes) -> Any:
+def unpickle_tokenizer(pickled: bytes) -> Any:
     """Return the tokenizer, in a worker that has one task at a time: without its own threads."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     return pickle.loads(pickled)  # noqa: S301  # from the driver, whose code runs here anyway
 
 
-def _lists(rows: Sequence[Sequence[int]], length: int, filling: int) -> pyarrow.Array:
+def _make_lists(rows: Sequence[Sequence[int]], length: int, filling: int) -> pyarrow.Array:
     matrix = numpy.full((len(rows), length), filling, numpy.int32)
     for number, row in enumerate(rows):
         matrix[number, : len(row)] = row

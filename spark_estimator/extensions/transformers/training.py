@@ -15,12 +15,12 @@ from spark_estimator.estimators.torch import training
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.rank_state import seed_start
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
-from spark_estimator.extensions.transformers.module import TextModule, net_of
-from spark_estimator.extensions.transformers.pretrained import Pretrained, quietly
+from spark_estimator.extensions.transformers.module import TextModule, make_net
+from spark_estimator.extensions.transformers.pretrained import Pretrained, silence_warnings
 from spark_estimator.extensions.transformers.task import TextTask
 
 
-def _nothing_to_learn(task: TextTask) -> str:
+def _describe_no_targets(task: TextTask) -> str:
     if task.task == "token_classification":
         return f"no word of column {task.text!r} has a class in column {task.label!r}."
     if task.chat and task.loss_on == "assistant":
@@ -59,19 +59,19 @@ class TextParts:
     precision: str | None = None
     callbacks: Sequence[Any] = ()
 
-    def module(self) -> TextModule:
+    def make_module(self) -> TextModule:
         """Return a new model."""
-        return TextModule(net_of(self.source, self.task, self.lora, self.tokenizer), self.task)
+        return TextModule(make_net(self.source, self.task, self.lora, self.tokenizer), self.task)
 
-    def made(self) -> TorchParts:
+    def make_parts(self) -> TorchParts:
         """Return what `TorchEstimator` trains with.
 
         Raises:
             TypeError: a function did not return an optimizer.
         """
-        module = self.module()
+        module = self.make_module()
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        make = self.optimizer or self._adam
+        make = self.optimizer or self._make_adam
         optimizer = make(trained)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
@@ -95,11 +95,11 @@ class TextParts:
             ),
             # Padding, if nothing else; so that the trial on the first rows knows it, too.
             leaving_out=frozenset() if self.task.task == "classification" else frozenset([0]),
-            nothing_to_learn=_nothing_to_learn(self.task),
+            nothing_to_learn=_describe_no_targets(self.task),
             returns_optimizer=False,  # of the whole training module, which the result does not have
         )
 
-    def _adam(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def _make_adam(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=self.rate, weight_decay=self.decay)
 
 
@@ -120,7 +120,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     parts: TextParts = spec.framework
     # A rank that replaces a lost one comes when the others are in their training.
     may_join = launcher_link.link() is not None
-    parts = replace(parts, source=parts.source.here() if may_join else parts.source.on_this_host())
-    with quietly():  # the driver has warned of what is new
-        framework = parts.made()
+    parts = replace(parts, source=parts.source.find_here() if may_join else parts.source.find_on_hosts())
+    with silence_warnings():  # the driver has warned of what is new
+        framework = parts.make_parts()
     return training.train(replace(spec, framework=framework))

@@ -21,8 +21,8 @@ from typing import Any
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink
-from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, hello, outcome_fields
-from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
+from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, make_hello, pack_outcome
+from spark_estimator.launch.job.environment import add_own_python, decide_host_threads, make_worker_environment
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.peer_json import parse_object
@@ -51,7 +51,7 @@ class HostOrder:
     payload_bytes: int
 
 
-def job_fields(job: JobSpec) -> dict[str, Any]:
+def pack_job(job: JobSpec) -> dict[str, Any]:
     """Return a job as JSON fields, without its payload."""
     return {
         field.name: dict(value) if isinstance(value, Mapping) else value
@@ -61,7 +61,7 @@ def job_fields(job: JobSpec) -> dict[str, Any]:
     }
 
 
-def read_job(fields: dict[str, Any]) -> JobSpec:
+def unpack_job(fields: dict[str, Any]) -> JobSpec:
     """Make the job from what `pack_job` returned."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
@@ -69,7 +69,7 @@ def read_job(fields: dict[str, Any]) -> JobSpec:
     return JobSpec(**values)
 
 
-def address_of(interfaces: Sequence[str], otherwise: str) -> str:
+def find_address(interfaces: Sequence[str], otherwise: str) -> str:
     """Find the address at which ranks of this host listen.
 
     Args:
@@ -92,9 +92,9 @@ def address_of(interfaces: Sequence[str], otherwise: str) -> str:
                 digits, _, _, scope, _, device = line.split()
                 if device == name and scope == "00":
                     return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-    there = ", ".join(name for _, name in socket.if_nameindex())
+    existing = ", ".join(name for _, name in socket.if_nameindex())
     raise OSError(
-        f"it has no address on any of the network interfaces {', '.join(interfaces)}; its interfaces are {there}"
+        f"it has no address on any of the network interfaces {', '.join(interfaces)}; its interfaces are {existing}"
     )
 
 
@@ -112,13 +112,13 @@ class HostAgent(WorkerAgent):
         self.link.send_json(
             frames.OUTCOME,
             process=number,
-            **outcome_fields(outcome),
+            **pack_outcome(outcome),
             bytes=None if outcome.value is None else len(outcome.value),
         )
 
-    def _obey(self, letter: bytes, content: bytes) -> None:
+    def _carry_out(self, letter: bytes, content: bytes) -> None:
         if letter == frames.PAYLOAD:
-            self._pieces += frames.of_process(content)[1]
+            self._pieces += frames.split_process(content)[1]
             if self.program is None or len(self._pieces) > self._payload_bytes:
                 raise ValueError(f"a payload of more than {self._payload_bytes} bytes")
             if len(self._pieces) == self._payload_bytes:
@@ -127,12 +127,12 @@ class HostAgent(WorkerAgent):
         elif letter == frames.JOB:
             self._prepare(parse_object(content))
         else:
-            super()._obey(letter, content)
+            super()._carry_out(letter, content)
 
     def _prepare(self, fields: dict[str, Any]) -> None:
         """Receive the job, and reply with the address of its ranks, or with the reason why none can run here."""
         order = HostOrder(**{**fields["order"], "interfaces": tuple(fields["order"]["interfaces"])})
-        job = read_job(fields["job"])
+        job = unpack_job(fields["job"])
         note = ""
         try:
             os.chdir(order.folder)
@@ -144,10 +144,12 @@ class HostAgent(WorkerAgent):
                 return
             note += f"; its ranks start in {os.getcwd()}"
         try:
-            address = address_of(order.interfaces, hello()["own_address"])
+            address = find_address(order.interfaces, make_hello()["own_address"])
             Endpoint.open(address).close()
-            path = {"PATH": path_with_own_python(job.environment.get("PATH") or os.environ.get("PATH", os.defpath))}
-            environment = worker_environment(os.environ, {**job.environment, **path}, host_share(order.slots))
+            path = {"PATH": add_own_python(job.environment.get("PATH") or os.environ.get("PATH", os.defpath))}
+            environment = make_worker_environment(
+                os.environ, {**job.environment, **path}, decide_host_threads(order.slots)
+            )
         except (OSError, ValueError) as error:
             self.link.send_json(frames.READY, address="", note="", problem=str(error))
             return

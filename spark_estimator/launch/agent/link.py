@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from spark_estimator.launch.worker.result_pipe import CHUNK_BYTES, FrameReader, frame
+from spark_estimator.launch.worker.result_pipe import CHUNK_BYTES, FrameReader, pack_frame
 from spark_estimator.reader_thread import ReaderThread
 
 # From the launcher to the agent:
@@ -89,7 +89,7 @@ class AgentLink:
 
     def send(self, letter: bytes, content: bytes = b"") -> None:
         """Queue a frame, in order. Wait while too much is queued; do nothing if the other end has disconnected."""
-        whole = frame(letter, content)
+        whole = pack_frame(letter, content)
         with self._changed:
             self._changed.wait_for(lambda: self._broken or self._waiting_bytes < _MAX_WAITING_BYTES)
             if self._broken or self._closing:
@@ -107,7 +107,7 @@ class AgentLink:
         for start in range(0, len(content), CHUNK_BYTES):
             self.send(letter, _PROCESS.pack(process) + content[start : start + CHUNK_BYTES])
 
-    def frames(self) -> Iterator[tuple[bytes, bytes]]:
+    def read_frames(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield (letter, content) of each frame until the stream ends.
 
         Raises:
@@ -163,7 +163,7 @@ class AgentLink:
                 while not (self._waiting or self._closing or self._broken):
                     remaining = next_sign - time.monotonic()
                     if self._heartbeat and remaining <= 0:
-                        self._waiting.append(frame(_ALIVE, b""))
+                        self._waiting.append(pack_frame(_ALIVE, b""))
                         break
                     self._changed.wait(remaining if self._heartbeat else None)
                 if self._broken or not self._waiting:
@@ -186,7 +186,7 @@ class AgentLink:
             os.close(self._sink)
 
 
-def of_process(content: bytes) -> tuple[int, bytes]:
+def split_process(content: bytes) -> tuple[int, bytes]:
     """Return the process and the bytes of a frame that `AgentLink.send_bytes` made.
 
     Raises:
@@ -197,6 +197,6 @@ def of_process(content: bytes) -> tuple[int, bytes]:
     return _PROCESS.unpack_from(content)[0], content[_PROCESS.size :]
 
 
-def name_of(letter: bytes) -> str:
+def describe_order(letter: bytes) -> str:
     """Return an order in words."""
     return f"order {_ORDERS[letter]}" if letter in _ORDERS else f"unknown order {letter!r}"

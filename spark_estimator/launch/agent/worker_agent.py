@@ -26,7 +26,7 @@ from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome
-from spark_estimator.launch.job.spec import JobSpec, worker_spec
+from spark_estimator.launch.job.spec import JobSpec, make_worker_spec
 from spark_estimator.launch.worker.supervisor import Supervisor
 from spark_estimator.observe.progress import Progress
 from spark_estimator.peer_json import parse_json
@@ -62,21 +62,21 @@ class Program:
     gentle: timedelta = timedelta(0)
 
 
-def hello() -> dict[str, Any]:
+def make_hello() -> dict[str, Any]:
     """Return this agent's identity, in the frame that is the same in every version."""
     # "client address, client port, server address, server port"
-    way = os.environ.get("SSH_CONNECTION", "").split()
+    connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
         "package": __version__,
         "python": platform.python_version(),
         "executable": sys.executable,
         "hostname": socket.gethostname(),
-        "launcher_address": way[0] if len(way) == 4 else "",
-        "own_address": way[2] if len(way) == 4 else "",
+        "launcher_address": connection[0] if len(connection) == 4 else "",
+        "own_address": connection[2] if len(connection) == 4 else "",
     }
 
 
-def outcome_fields(outcome: Outcome) -> dict[str, Any]:
+def pack_outcome(outcome: Outcome) -> dict[str, Any]:
     """Return a worker's outcome as JSON fields, without its value."""
     failure = None if outcome.failure is None else outcome.failure.to_dict()
     return {name: getattr(outcome, name) for name in ("rank", "host", "pid", "exit_code", "sha256")} | {
@@ -98,11 +98,11 @@ class WorkerAgent(ABC):
 
     def run(self) -> None:
         """Carry out the launcher's orders until its stream ends, the connection is lost, or one is refused."""
-        self.link.send_json(frames.HELLO, **hello())
+        self.link.send_json(frames.HELLO, **make_hello())
         reason = "because the launcher ended"
         try:
-            for letter, content in self.link.frames():
-                self._obey(letter, content)
+            for letter, content in self.link.read_frames():
+                self._carry_out(letter, content)
         except OSError as error:
             reason = f"because its host lost the connection to the launcher: {error}"
             self._note(reason)
@@ -127,31 +127,33 @@ class WorkerAgent(ABC):
     def hand_over(self, number: int, outcome: Outcome) -> None:
         """Report to the launcher how a worker has ended, and send its value."""
 
-    def completed(self, rendezvous: Rendezvous) -> Rendezvous:
+    def complete(self, rendezvous: Rendezvous) -> Rendezvous:
         """Return a rendezvous as the worker needs it: here as the launcher has sent it."""
         return rendezvous
 
-    def passed_down(self, received: bytes) -> bytes:
+    def translate_relayed(self, received: bytes) -> bytes:
         """Return the bytes from the launcher that an elastic worker gets: here all of them, unchanged."""
         return received
 
-    def _obey(self, letter: bytes, content: bytes) -> None:
+    def _carry_out(self, letter: bytes, content: bytes) -> None:
         if letter == frames.RELAYED:
-            number, received = frames.of_process(content)
+            number, received = frames.split_process(content)
             self._processes[number].relay(received)
             return
         if letter not in _FIELDS:
-            raise ValueError(f"{frames.name_of(letter)} is refused: this agent does not carry it out")
+            raise ValueError(f"{frames.describe_order(letter)} is refused: this agent does not carry it out")
         fields = parse_json(content)
         if not isinstance(fields, dict) or fields.keys() != _FIELDS[letter]:
-            raise ValueError(f"{frames.name_of(letter)} is refused: its fields must be {sorted(_FIELDS[letter])}")
+            raise ValueError(
+                f"{frames.describe_order(letter)} is refused: its fields must be {sorted(_FIELDS[letter])}"
+            )
         number = int(fields["process"])
         if letter == frames.START:
             self._processes[number] = _Process(self, number, linked=bool(fields["linked"]))
         elif letter == frames.RUN:
             self._processes[number].orders.put(Rendezvous.from_json(fields["rendezvous"]))
         elif letter == frames.BECOME:
-            self._processes[number].supervisor_do(lambda supervisor: supervisor.become(fields["rank"]))
+            self._processes[number].call_supervisor(lambda supervisor: supervisor.set_rank(fields["rank"]))
         else:
             self._processes[number].stop(fields["reason"], at_once=bool(fields["at_once"]))
 
@@ -179,10 +181,10 @@ class _Process:
         self.thread = threading.Thread(target=self._live, name=f"spark_estimator process {number}", daemon=True)
         self.thread.start()
 
-    def supervisor_do(self, what: Callable[[Supervisor], None]) -> None:
+    def call_supervisor(self, call: Callable[[Supervisor], None]) -> None:
         with self._lock:
             if self._supervisor is not None:
-                what(self._supervisor)
+                call(self._supervisor)
 
     def stop(self, reason: str, *, at_once: bool) -> None:
         with self._lock:
@@ -194,14 +196,14 @@ class _Process:
     def relay(self, received: bytes) -> None:
         if self._ours is not None:
             with suppress(OSError):
-                self._ours.sendall(self._agent.passed_down(received))
+                self._ours.sendall(self._agent.translate_relayed(received))
 
     def _live(self) -> None:
         try:
             outcome = self._supervise()
         except BaseException as error:
-            self.supervisor_do(lambda supervisor: supervisor.discard())
-            outcome = self._ended(failures.NOT_STARTED, f"could not be started or supervised: {error!r}")
+            self.call_supervisor(lambda supervisor: supervisor.discard())
+            outcome = self._make_failed_outcome(failures.NOT_STARTED, f"could not be started or supervised: {error!r}")
         self._agent.hand_over(self._number, outcome)
 
     def _supervise(self) -> Outcome:
@@ -223,17 +225,17 @@ class _Process:
         rendezvous = self.orders.get()
         if rendezvous is None:
             supervisor.discard()
-            return self._ended(failures.STOPPED, f"was stopped {(self._stopped or ('',))[0]}")
+            return self._make_failed_outcome(failures.STOPPED, f"was stopped {(self._stopped or ('',))[0]}")
         rendezvous = replace(
-            self._agent.completed(rendezvous),
+            self._agent.complete(rendezvous),
             listen_fd=endpoint.tcp.fileno(),
             local_fd=-1 if endpoint.local is None else endpoint.local.fileno(),
             launcher_fd=-1 if self._theirs is None else self._theirs.fileno(),
         )
         payload = (self._agent.program or program).payload  # it may have been received since
-        return supervisor.run(worker_spec(job, rendezvous), payload)
+        return supervisor.run(make_worker_spec(job, rendezvous), payload)
 
-    def _ended(self, kind: str, message: str) -> Outcome:
+    def _make_failed_outcome(self, kind: str, message: str) -> Outcome:
         program = self._agent.program
         host = socket.gethostname() if program is None else program.host
         return Outcome(-1, host, 0, 1, FailureReport(-1, host, 0, kind, message, when=time.monotonic()))
@@ -247,11 +249,11 @@ class _Process:
         if error is not None and not isinstance(error, OSError):  # the worker would wait for an answer for ever
             self.stop(f"because its requests could not be passed on: {error!r}", at_once=True)
 
-    def begun(self, rank: int, pid: int) -> None:
+    def note_begin(self, rank: int, pid: int) -> None:
         """Note that user code begins."""
         self._link.send_json(frames.BEGUN, process=self._number, rank=rank, pid=pid)
 
-    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+    def pass_lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
         """Pass on lines of "stdout" or "stderr"."""
         for text in texts:
             self._link.send_json(frames.LINE, process=self._number, rank=rank, stream=stream, text=text)
@@ -260,7 +262,7 @@ class _Process:
         """Pass on a message for the person at the launcher."""
         self._link.send_json(frames.MESSAGE, process=self._number, rank=rank, text=message)
 
-    def progress(self, rank: int, progress: Progress) -> None:
+    def note_progress(self, rank: int, progress: Progress) -> None:
         """Note how far the rank is."""
         self._link.send_json(frames.PROGRESS, process=self._number, rank=rank, report=progress.to_dict())
 
@@ -268,6 +270,6 @@ class _Process:
         """Pass on a record of an estimator's training."""
         self._link.send_json(frames.RECORD, process=self._number, rank=rank, record=dict(record))
 
-    def failed(self, report: FailureReport) -> None:
+    def note_failure(self, report: FailureReport) -> None:
         """Note that the rank has failed."""
         self._link.send_json(frames.FAILURE, process=self._number, report=report.to_dict())

@@ -20,7 +20,7 @@ from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome, Relay
-from spark_estimator.launch.worker.worker_host import named
+from spark_estimator.launch.worker.worker_host import rename_host
 from spark_estimator.observe.driver_log import coloured, printable
 from spark_estimator.observe.progress import Progress
 from spark_estimator.reader_thread import ReaderThread
@@ -100,7 +100,7 @@ class RemoteWorkerHandle:
         """Implement `WorkerHandle.start`."""
         with self._lock:
             if self._stopped is not None:
-                return self._was_stopped()
+                return self._make_stopped_outcome()
             self._to_agent.send_json(frames.START, process=self._number, linked=self._link is not None)
             self._asked_to_start = True
         if self._link is not None:
@@ -108,7 +108,7 @@ class RemoteWorkerHandle:
         event = self._events.get()
         if isinstance(event, PeerFacts):
             self.pid = event.pid
-            return named(event, self._host)
+            return rename_host(event, self._host)
         return event
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
@@ -119,7 +119,7 @@ class RemoteWorkerHandle:
             pass
         return event
 
-    def become(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Implement `WorkerHandle.set_rank`."""
         self._rank = rank
         self._to_agent.send_json(frames.BECOME, process=self._number, rank=rank)
@@ -148,19 +148,19 @@ class RemoteWorkerHandle:
             self._events.put(PeerFacts(**fields["facts"]))
         elif letter == frames.BEGUN:
             self.pid = int(fields["pid"])
-            self._relay.begun(int(fields["rank"]), self.pid)
+            self._relay.note_begin(int(fields["rank"]), self.pid)
         elif letter == frames.LINE:
-            self._relay.lines(int(fields["rank"]), str(fields["stream"]), [coloured(str(fields["text"]))])
+            self._relay.pass_lines(int(fields["rank"]), str(fields["stream"]), [coloured(str(fields["text"]))])
         elif letter == frames.MESSAGE:
             self._relay.log(int(fields["rank"]), printable(str(fields["text"])))
         elif letter == frames.PROGRESS:
-            self._relay.progress(int(fields["rank"]), Progress.from_dict(fields["report"]))
+            self._relay.note_progress(int(fields["rank"]), Progress.from_dict(fields["report"]))
         elif letter == frames.RECORD:
             self._relay.record(int(fields["rank"]), dict(fields["record"]))
         elif letter == frames.FAILURE:
             self._fail(FailureReport.from_dict(fields["report"]))
         elif letter == frames.OUTCOME:
-            self._end(self._outcome(fields))
+            self._end(self._read_outcome(fields))
         else:
             raise ValueError(f"unknown frame {letter!r}")
 
@@ -174,19 +174,19 @@ class RemoteWorkerHandle:
             with suppress(OSError):
                 self._link.sendall(piece)
 
-    def lost(self, why: str) -> None:
+    def note_loss(self, why: str) -> None:
         """Note that the host is out of contact."""
         if self.over:
             return
         if self._stopped is not None or self._closing():
-            self._end(self._was_stopped())
+            self._end(self._make_stopped_outcome())
             return
         message = f"is out of contact: {why}"
         report = FailureReport(self._rank, self._host, self.pid, failures.LOST, message, when=time.monotonic())
         self._fail(report)
         self._end(Outcome(self._rank, self._host, self.pid, -signal.SIGKILL, report))
 
-    def _was_stopped(self) -> Outcome:
+    def _make_stopped_outcome(self) -> Outcome:
         message = f"was stopped {self._stopped or 'with its host'}"
         report = FailureReport(self._rank, self._host, self.pid, failures.STOPPED, message, when=time.monotonic())
         return Outcome(self._rank, self._host, self.pid, -signal.SIGKILL, report)
@@ -194,9 +194,9 @@ class RemoteWorkerHandle:
     def _fail(self, report: FailureReport) -> None:
         if not self._failed:
             self._failed = True
-            self._relay.failed(replace(report, rank=self._rank))
+            self._relay.note_failure(replace(report, rank=self._rank))
 
-    def _outcome(self, fields: Mapping[str, Any]) -> Outcome:
+    def _read_outcome(self, fields: Mapping[str, Any]) -> Outcome:
         failure = None
         if fields["failure"] is not None:
             failure = replace(FailureReport.from_dict(fields["failure"]), rank=self._rank)

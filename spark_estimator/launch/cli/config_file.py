@@ -105,43 +105,43 @@ def read_flags(path: str) -> list[str]:
 
 def _convert(document: Node) -> Iterator[str]:
     """Yield the flags of a document; a ValueError begins with the line."""
-    for key, value in _entries(document):
+    for key, value in _split_entries(document):
         group = key.value.replace("-", "_")
         if group in _KEYS and value.id != "scalar":
-            for inner, setting in _entries(value):
-                yield from _flags(group, inner, setting)
+            for inner, setting in _split_entries(value):
+                yield from _convert_entry(group, inner, setting)
         else:
-            yield from _flags("", key, value)
+            yield from _convert_entry("", key, value)
 
 
-def _entries(node: Node) -> Iterator[tuple[Node, Node]]:
+def _split_entries(node: Node) -> Iterator[tuple[Node, Node]]:
     if node.id != "mapping":
-        raise _error(node, "entries must have the form key: value")
+        raise _make_error(node, "entries must have the form key: value")
     for key, value in node.value:
         if key.id != "scalar":
-            raise _error(key, "a key must be a word")
+            raise _make_error(key, "a key must be a word")
         yield key, value
 
 
-def _flags(group: str, key: Node, setting: Node) -> list[str]:
+def _convert_entry(group: str, key: Node, setting: Node) -> list[str]:
     if _is_empty(setting):
         return []
     keys, name = _KEYS[group], key.value.replace("-", "_")
     if name not in keys:
-        where = f"in the group {group!r}" if group else "outside of a group"
+        position = f"in the group {group!r}" if group else "outside of a group"
         groups = [*_KEYS][1:] * (not group)
-        raise _error(key, f"{key.value!r} isn't a key {where}; the keys are {', '.join([*keys, *groups])}")
+        raise _make_error(key, f"{key.value!r} isn't a key {position}; the keys are {', '.join([*keys, *groups])}")
     if setting.id != "scalar":
-        raise _error(setting, f"{name} must be a number, a word, or text in quotes")
+        raise _make_error(setting, f"{name} must be a number, a word, or text in quotes")
     flag, value = keys[name], str(setting.value)
     if name == "controller":
         if value.lower() not in _CONTROLLERS:
-            raise _error(setting, f"controller must be gloo or mpi; got {value!r}")
+            raise _make_error(setting, f"controller must be gloo or mpi; got {value!r}")
         return [_CONTROLLERS[value.lower()]]
     if flag not in _SWITCHES:
         return [f"{flag}={value}"]
     if value.lower() not in _TRUTH:
-        raise _error(setting, f"{name} must be true or false; got {value!r}")
+        raise _make_error(setting, f"{name} must be true or false; got {value!r}")
     if _TRUTH[value.lower()]:
         return [flag]
     return [off] if (off := _OFF.get(flag, "--no-" + flag.removeprefix("--"))) else []
@@ -151,5 +151,5 @@ def _is_empty(node: Node) -> bool:
     return node.id == "scalar" and (node.tag == "tag:yaml.org,2002:null" or not node.value)
 
 
-def _error(node: Node, text: str) -> ValueError:
+def _make_error(node: Node, text: str) -> ValueError:
     return ValueError(f"line {node.start_mark.line + 1}: {text}.")

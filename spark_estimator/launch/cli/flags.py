@@ -46,7 +46,7 @@ _WITHOUT_EFFECT = {
 }
 
 
-def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+def parse_arguments(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """Parse a command line; settings of its ``--config-file`` count where no flag sets them.
 
     Args:
@@ -55,7 +55,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentPars
     Returns:
         The parser, for later errors, and the options.
     """
-    argument_parser = parser()
+    argument_parser = make_parser()
     options = argument_parser.parse_args(arguments)
     if options.config_file is None:
         return argument_parser, options
@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.ArgumentPars
     )
 
 
-def environment_of(options: argparse.Namespace) -> dict[str, str]:
+def to_environment(options: argparse.Namespace) -> dict[str, str]:
     """Return the environment variables that the flags set."""
     values: dict[str, object] = {
         "HOROVOD_START_TIMEOUT": options.start_timeout,
@@ -94,7 +94,7 @@ def environment_of(options: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def terms_of(options: argparse.Namespace) -> Terms | None:
+def to_terms(options: argparse.Namespace) -> Terms | None:
     """Return the options of an elastic job; None when the job is not elastic.
 
     Raises:
@@ -131,7 +131,7 @@ def terms_of(options: argparse.Namespace) -> Terms | None:
     )
 
 
-def cooldown_of(seconds: Sequence[float] | None) -> Cooldown | None:
+def to_cooldown(seconds: Sequence[float] | None) -> Cooldown | None:
     """Make the cool-down that was asked for as two numbers. Raises ValueError when they make no sense."""
     if seconds is None:
         return None
@@ -142,7 +142,7 @@ def cooldown_of(seconds: Sequence[float] | None) -> Cooldown | None:
     return Cooldown(first, most)
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Make the parser of the command line."""
     argument_parser = argparse.ArgumentParser(
         prog="horovodrun",
@@ -162,7 +162,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="prefix each output line with the time",
     )
-    add("--start-timeout", type=_positive, metavar="SECONDS", help="how long ranks wait for each other in init()")
+    add("--start-timeout", type=_parse_positive, metavar="SECONDS", help="how long ranks wait for each other in init()")
     _add_hosts(argument_parser.add_argument_group("hosts"))
     _add_elastic(argument_parser.add_argument_group("elastic jobs"))
     _add_spark(argument_parser.add_argument_group("ranks in Spark"))
@@ -177,7 +177,7 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("-H", "--hosts", help="host:slots,host:slots; ranks fill them in this order (default: this host)")
     add("-hostfile", "--hostfile", metavar="FILE", help="file with lines: host slots=n")
-    add("-p", "--ssh-port", type=_positive, metavar="PORT", help="port of sshd on the other hosts")
+    add("-p", "--ssh-port", type=_parse_positive, metavar="PORT", help="port of sshd on the other hosts")
     add("-i", "--ssh-identity-file", metavar="FILE", help="private key for the other hosts")
     add(
         *("--network-interfaces", "--network-interface"),
@@ -200,23 +200,28 @@ def _add_elastic(group: argparse._ArgumentGroup) -> None:
         "--min-np",
         "--min-num-proc",
         dest="min_np",
-        type=_positive,
+        type=_parse_positive,
         metavar="N",
         help="smallest number of ranks to continue with",
     )
-    add("--max-np", "--max-num-proc", dest="max_np", type=_positive, metavar="N", help="use all slots, up to N")
+    add("--max-np", "--max-num-proc", dest="max_np", type=_parse_positive, metavar="N", help="use all slots, up to N")
     add("--host-discovery-script", metavar="COMMAND", help="command that prints host:slots lines; run every second")
     add(
         "--slots-per-host",
-        type=_positive,
+        type=_parse_positive,
         metavar="N",
         help="slots of hosts that the script prints without a number (1)",
     )
-    add("--reset-limit", type=_not_negative, metavar="N", help="how often the ranks of the job may change")
-    add("--elastic-timeout", type=_positive, metavar="SECONDS", help="how long to wait for a rank, or a host (600)")
+    add("--reset-limit", type=_parse_not_negative, metavar="N", help="how often the ranks of the job may change")
+    add(
+        "--elastic-timeout",
+        type=_parse_positive,
+        metavar="SECONDS",
+        help="how long to wait for a rank, or a host (600)",
+    )
     add(
         "--blacklist-cooldown-range",
-        type=_positive,
+        type=_parse_positive,
         nargs=2,
         metavar=("MIN", "MAX"),
         help="reuse a failed host after MIN seconds, doubled each time up to MAX (default: never)",
@@ -225,10 +230,20 @@ def _add_elastic(group: argparse._ArgumentGroup) -> None:
 
 def _add_settings(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--fusion-threshold-mb", type=_not_negative, metavar="MB", help="fuse small allreduces up to this size")
-    add("--cache-capacity", type=_not_negative, metavar="NAMES", help="names of collectives whose agreement is cached")
+    add("--fusion-threshold-mb", type=_parse_not_negative, metavar="MB", help="fuse small allreduces up to this size")
+    add(
+        "--cache-capacity",
+        type=_parse_not_negative,
+        metavar="NAMES",
+        help="names of collectives whose agreement is cached",
+    )
     add("--thread-affinity", metavar="CORES", help="CPU of each local rank's engine thread: 0,2,4")
-    add("--gloo-timeout-seconds", type=_positive, metavar="SECONDS", help="same as --start-timeout, which overrides it")
+    add(
+        "--gloo-timeout-seconds",
+        type=_parse_positive,
+        metavar="SECONDS",
+        help="same as --start-timeout, which overrides it",
+    )
     add(
         "--hierarchical-allreduce",
         dest="hierarchical_allreduce",
@@ -262,13 +277,13 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
     add("--no-stall-check", dest="stall_check", action="store_false", default=None, help="disable the stall warning")
     add(
         "--stall-check-warning-time-seconds",
-        type=_not_negative,
+        type=_parse_not_negative,
         metavar="SECONDS",
         help="time before a stalled operation is reported",
     )
     add(
         "--stall-check-shutdown-time-seconds",
-        type=_not_negative,
+        type=_parse_not_negative,
         metavar="SECONDS",
         help="time before a stalled operation fails; 0: never (default)",
     )
@@ -306,7 +321,7 @@ class _Explain(argparse.Action):
             namespace.explained = [*(namespace.explained or []), (option, self.const)]
 
 
-def _not_negative(text: str) -> int:
+def _parse_not_negative(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
@@ -316,8 +331,8 @@ def _not_negative(text: str) -> int:
     return value
 
 
-def _positive(text: str) -> int:
-    value = _not_negative(text)
+def _parse_positive(text: str) -> int:
+    value = _parse_not_negative(text)
     if value == 0:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value

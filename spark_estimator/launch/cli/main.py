@@ -22,31 +22,31 @@ from typing import NoReturn
 
 from spark_estimator import __version__
 from spark_estimator.collectives.context import nccl_built
-from spark_estimator.collectives.rendezvous import host_id, new_job_id
-from spark_estimator.console import discard_unread, ends_with_its_reader
+from spark_estimator.collectives.rendezvous import host_id, make_job_id
+from spark_estimator.console import discard_unread, end_with_reader
 from spark_estimator.env import Settings
 from spark_estimator.errors import EncryptionUnavailableError, PreflightError, SparkEstimatorError
-from spark_estimator.launch.cli.flags import cooldown_of, environment_of, parse, terms_of
-from spark_estimator.launch.cli.on_spark import check_spark, reported, run_script
+from spark_estimator.launch.cli.flags import parse_arguments, to_cooldown, to_environment, to_terms
+from spark_estimator.launch.cli.on_spark import check_spark, report_error, run_script
 from spark_estimator.launch.elastic.job_entry import run_elastic
-from spark_estimator.launch.job.environment import host_share, path_with_own_python, worker_environment
+from spark_estimator.launch.job.environment import add_own_python, decide_host_threads, make_worker_environment
 from spark_estimator.launch.job.hosts import assign_hosts
 from spark_estimator.launch.job.spec import JobSpec, requires_encryption
 from spark_estimator.launch.local import run_job
-from spark_estimator.launch.log_relay.display import OutputFiles, lines_to
+from spark_estimator.launch.log_relay.display import OutputFiles, make_line_printer
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.job import run_elastic_on_hosts, run_on_hosts
 from spark_estimator.launch.ssh.where import Where, find_hosts
 from spark_estimator.launch.worker.child_process import keep_standard_descriptors
 from spark_estimator.observe.driver_log import announce
-from spark_estimator.observe.status_line import screen
+from spark_estimator.observe.status_line import find_screen
 
 # A command may save its state on SIGTERM; then it is killed.
 _GENTLE = timedelta(seconds=2)
 _HERE = Where()
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run ``horovodrun``.
 
@@ -56,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     keep_standard_descriptors()
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited; how a rank has ended could not be known
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    parser, options = parse(arguments)
+    parser, options = parse_arguments(arguments)
     if options.check_build:
-        print(build_report())
+        print(describe_build())
         sys.exit(0)
     for flag, reason in options.explained or ():
         _report(f"{flag} has no effect: {reason}.")
@@ -75,17 +75,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ValueError as error:
         parser.error(str(error))
     try:
-        with _as_interrupted(ended_by):
+        with _interrupt_on_signals(ended_by):
             if script is not None:
                 sys.exit(run_script(script, options, _report))
             try:
-                where = _where(options)
+                where = _locate_ranks(options)
             except ValueError as error:
                 parser.error(str(error))
             except PreflightError as error:
                 _report(str(error))
                 sys.exit(1)
-            sys.exit(run_command(command, options.num_proc, environment_of(options), options, where))
+            sys.exit(run_command(command, options.num_proc, to_environment(options), options, where))
     except KeyboardInterrupt:
         how = "interrupted" if ended_by[-1] == signal.SIGINT else f"ended by {ended_by[-1].name}"
         _report(f"{how}; all ranks were stopped.")
@@ -113,22 +113,22 @@ def run_command(
     size = size if terms is None else terms.size
     verbose = bool(options and options.verbose)
     output = Path(options.output_filename) if options and options.output_filename else None
-    path = path_with_own_python(os.environ.get("PATH", os.defpath))
+    path = add_own_python(os.environ.get("PATH", os.defpath))
     variables = environment if hosts else {"PATH": path, **environment}
     try:
         # With several hosts, each host computes its own share of cores.
-        for_workers = variables if hosts else worker_environment(os.environ, variables, host_share(size))
+        for_workers = variables if hosts else make_worker_environment(os.environ, variables, decide_host_threads(size))
         encrypted = requires_encryption()
     except (ValueError, EncryptionUnavailableError) as error:
         _report(str(error))
         return 1
     job = JobSpec(
-        job_id=new_job_id(),
+        job_id=make_job_id(),
         size=size,
         function=shlex.join(command),
         command=tuple(command),
         environment=for_workers,
-        progress=terms is None and screen() is not None,
+        progress=terms is None and find_screen() is not None,
         driver_host_id=host_id(),
         encrypted=encrypted,
     )
@@ -137,7 +137,7 @@ def run_command(
         places = ", ".join(f"{len(share.ranks)} on {share.host.name}" for share in shares)
         _report(f"{size} ranks, {places or f'all on {socket.gethostname()}'}: {job.function}")
     with contextlib.ExitStack() as stack:
-        show = lines_to(with_time=bool(options and options.prefix_output_with_timestamp))
+        show = make_line_printer(with_time=bool(options and options.prefix_output_with_timestamp))
         try:
             if output is not None:
                 show = stack.enter_context(OutputFiles(output, size, show)).show
@@ -161,16 +161,16 @@ def run_command(
                     watch=where.watch,
                 )
         except SparkEstimatorError as error:
-            return reported(error, _report)
+            return report_error(error, _report)
     if verbose:
         _report("all ranks ended with exit status 0")
     return 0
 
 
-def build_report() -> str:
+def describe_build() -> str:
     """Return the text of ``--check-build``, in Horovod's form."""
 
-    def mark(present: bool, name: str) -> str:
+    def format_mark(present: bool, name: str) -> str:
         return f"    [{'X' if present else ' '}] {name}"
 
     torch = importlib.util.find_spec("torch") is not None
@@ -178,25 +178,25 @@ def build_report() -> str:
         f"spark_estimator v{__version__} (Horovod's API):",
         "",
         "Available Frameworks:",
-        mark(importlib.util.find_spec("tensorflow") is not None, "TensorFlow"),
-        mark(torch, "PyTorch"),
-        mark(False, "MXNet"),
+        format_mark(importlib.util.find_spec("tensorflow") is not None, "TensorFlow"),
+        format_mark(torch, "PyTorch"),
+        format_mark(False, "MXNet"),
         "",
         "Available Controllers:",
-        mark(False, "MPI"),
-        mark(True, "Gloo (replaced by spark_estimator's own controller)"),
+        format_mark(False, "MPI"),
+        format_mark(True, "Gloo (replaced by spark_estimator's own controller)"),
         "",
         "Available Tensor Operations:",
-        mark(nccl_built() > 0, "NCCL"),
-        mark(False, "DDL"),
-        mark(False, "CCL"),
-        mark(False, "MPI"),
-        mark(True, "Gloo (replaced by spark_estimator's own engine: shared memory and TCP)"),
+        format_mark(nccl_built() > 0, "NCCL"),
+        format_mark(False, "DDL"),
+        format_mark(False, "CCL"),
+        format_mark(False, "MPI"),
+        format_mark(True, "Gloo (replaced by spark_estimator's own engine: shared memory and TCP)"),
     ]
     return "\n".join(lines)
 
 
-def _where(options: argparse.Namespace) -> Where:
+def _locate_ranks(options: argparse.Namespace) -> Where:
     """Find the hosts on which the job runs. Raises as `find_hosts`."""
     network = {
         "--ssh-port": options.ssh_port,
@@ -205,7 +205,7 @@ def _where(options: argparse.Namespace) -> Where:
     }
 
     def read_options(needed: bool) -> SshOptions:
-        settings = Settings.read({**os.environ, **environment_of(options)})
+        settings = Settings.read({**os.environ, **to_environment(options)})
         port, identity_file, interfaces = network.values()
         return SshOptions.read(settings, port=port, identity_file=identity_file, interfaces=interfaces, needed=needed)
 
@@ -217,8 +217,8 @@ def _where(options: argparse.Namespace) -> Where:
         hostfile=options.hostfile,
         script=options.host_discovery_script,
         slots_per_host=options.slots_per_host,
-        terms=terms_of(options),
-        cooldown=cooldown_of(options.blacklist_cooldown_range),
+        terms=to_terms(options),
+        cooldown=to_cooldown(options.blacklist_cooldown_range),
     )
     if where.hosts is None:
         for flag, value in {**network, "--blacklist-cooldown-range": options.blacklist_cooldown_range}.items():
@@ -232,7 +232,7 @@ def _report(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _as_interrupted(ended_by: list[signal.Signals]) -> Iterator[None]:
+def _interrupt_on_signals(ended_by: list[signal.Signals]) -> Iterator[None]:
     """Treat SIGTERM and SIGHUP, within, as Ctrl-C: the ranks are ended before this process ends.
 
     Args:

@@ -41,7 +41,7 @@ def explain(arguments: Mapping[str, Any], *, stacklevel: int = 3) -> None:
         warnings.warn(f"{name}={value!r} has no effect: {REASONS[name]}.", stacklevel=stacklevel)
 
 
-def renamed(old: str, old_value: Any, new: str, value: Any, default: Any = None) -> Any:
+def resolve_renamed(old: str, old_value: Any, new: str, value: Any, default: Any = None) -> Any:
     """Return `value`, or the deprecated name's value if `value` is not set.
 
     Raises:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spark_estimator.errors import PythonEnvironmentError, SparkEstimatorError, WorkerFailedError
-from spark_estimator.launch.cli.flags import environment_of
-from spark_estimator.launch.job.failures import with_horovods_sentence
+from spark_estimator.launch.cli.flags import to_environment
+from spark_estimator.launch.job.failures import add_horovods_sentence
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.script import Script
-from spark_estimator.launch.log_relay.display import OutputFiles, lines_to
+from spark_estimator.launch.log_relay.display import OutputFiles, make_line_printer
 from spark_estimator.launch.spark.entry import run_in_session
 
 _FOR_SPARK = ("master", "remote", "conf")
@@ -54,9 +54,9 @@ def check_spark(options: argparse.Namespace, command: Sequence[str]) -> list[str
         raise ValueError(f"--{flag.replace('_', '-')} and --spark exclude each other: Spark starts the ranks.")
     if options.master and options.remote:
         raise ValueError("--master and --remote exclude each other: one session runs the job.")
-    strange = next((text for text in options.conf if "=" not in text), None)
-    if strange is not None:
-        raise ValueError(f"--conf {strange}: it must be NAME=VALUE.")
+    malformed = next((text for text in options.conf if "=" not in text), None)
+    if malformed is not None:
+        raise ValueError(f"--conf {malformed}: it must be NAME=VALUE.")
     words = list(command)
     if re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):
         words = words[1:]
@@ -80,38 +80,38 @@ def run_script(script: Sequence[str], options: argparse.Namespace, report: Calla
         0, or the exit status of the rank that failed first.
     """
     with contextlib.ExitStack() as stack:
-        show = lines_to(with_time=bool(options.prefix_output_with_timestamp))
+        show = make_line_printer(with_time=bool(options.prefix_output_with_timestamp))
         try:
             if options.output_filename:
                 show = stack.enter_context(OutputFiles(Path(options.output_filename), options.num_proc, show)).show
-            job = JobOptions(environment=environment_of(options), show_line=show, verbose=2 if options.verbose else 1)
+            job = JobOptions(environment=to_environment(options), show_line=show, verbose=2 if options.verbose else 1)
             program = Script(script[0], script[1:])
-            _session(options)
+            _start_session(options)
             run_in_session(program, options.num_proc, job, caller="horovodrun --spark", size_word="-np")
         except SparkEstimatorError as error:
-            return reported(error, report)
+            return report_error(error, report)
     if options.verbose:
         report("all ranks ended with exit status 0")
     return 0
 
 
-def _session(options: argparse.Namespace) -> None:
+def _start_session(options: argparse.Namespace) -> None:
     if not (options.master or options.remote or options.conf):
         return
     try:
-        from spark_estimator.launch.spark.session import session_at
+        from spark_estimator.launch.spark.session import make_session
     except ModuleNotFoundError as error:
         raise PythonEnvironmentError(
             f"--spark needs PySpark, but this Python has no module {error.name!r}: pip install pyspark pyarrow pandas."
         ) from error
-    session_at(options.master, options.remote, dict(text.split("=", 1) for text in options.conf), options.num_proc)
+    make_session(options.master, options.remote, dict(text.split("=", 1) for text in options.conf), options.num_proc)
 
 
-def reported(error: SparkEstimatorError, report: Callable[[str], None]) -> int:
+def report_error(error: SparkEstimatorError, report: Callable[[str], None]) -> int:
     """Report why a job has failed, and return the exit status."""
     if not isinstance(error, WorkerFailedError):
         report(str(error))
         return 1
-    report(str(with_horovods_sentence(error)))
+    report(str(add_horovods_sentence(error)))
     status = error.exitcode if error.exitcode is not None else 1
     return status if status >= 0 else 128 - status

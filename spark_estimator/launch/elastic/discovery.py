@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from spark_estimator.errors import PreflightError, without_links
-from spark_estimator.launch.job.hosts import Host, merged, read_line
+from spark_estimator.errors import PreflightError, remove_links
+from spark_estimator.launch.job.hosts import Host, merge_hosts, parse_host_line
 from spark_estimator.launch.worker.child_process import describe_end
 from spark_estimator.observe.driver_log import printable
 
@@ -64,7 +64,7 @@ class HostScript:
         try:
             status, out, err = self._run(min(self._longest, at_most.total_seconds()))
             if status != 0:
-                raise ValueError(f"ended with {describe_end(status)}{_tail(err)}")
+                raise ValueError(f"ended with {describe_end(status)}{_format_tail(err)}")
             return self._read(out.decode("utf-8", "replace"))
         except (OSError, ValueError) as error:
             raise PreflightError(f"the host discovery script {self.command!r} {printable(str(error))}.") from error
@@ -83,14 +83,14 @@ class HostScript:
             if not host or _ZERO.fullmatch(host):
                 continue
             try:
-                hosts.append(read_line(host, self._default_slots))
+                hosts.append(parse_host_line(host, self._default_slots))
             except ValueError:
                 raise ValueError(
                     f"printed, in line {number}, {line[:200]!r}, which doesn't have the form host:slots"
                 ) from None
         if not hosts:
             raise ValueError("printed no host with a slot")
-        return merged(hosts, self.command)
+        return merge_hosts(hosts, self.command)
 
     def _run(self, seconds: float) -> tuple[int, bytes, bytes]:
         """Return (exit status, what it printed, what it printed on stderr), after its end."""
@@ -138,7 +138,7 @@ class HostScript:
             if ended and not ready:
                 break
             if time.monotonic() >= deadline:
-                last = _tail(output[process.stderr.fileno()])
+                last = _format_tail(output[process.stderr.fileno()])
                 raise ValueError(f"did not end within {seconds:.3g} seconds, and was killed{last}")
         out, err = output.values()
         return process.returncode, bytes(out), bytes(err)
@@ -178,8 +178,8 @@ class HostWatch:
                 hosts = self._script.ask()
             except Exception as error:  # mostly PreflightError; after others, too, the hosts are asked for again
                 if not fails and not self._over.is_set():
-                    why = without_links(str(error)).rstrip(".")
-                    report(f"{why}: the hosts remain {_named(self.hosts)} until it succeeds again")
+                    problem = remove_links(str(error)).rstrip(".")
+                    report(f"{problem}: the hosts remain {_format_hosts(self.hosts)} until it succeeds again")
                 fails = True
                 continue
             fails = False
@@ -188,7 +188,7 @@ class HostWatch:
                 offer(hosts)
 
 
-def first_hosts(
+def wait_for_first_hosts(
     script: HostScript, slots: int, patience: timedelta, report: Callable[[str], None], every: timedelta = EVERY
 ) -> list[Host]:
     """Return the script's first answer with at least `slots` slots.
@@ -203,13 +203,16 @@ def first_hosts(
     """
     deadline = time.monotonic() + patience.total_seconds()
 
-    def left() -> timedelta:  # a moment for the script in any case
+    def get_remaining_time() -> timedelta:  # a moment for the script in any case
         return timedelta(seconds=max(deadline - time.monotonic(), _LEAST_SECONDS))
 
-    hosts = script.ask(left())
+    hosts = script.ask(get_remaining_time())
     waits = False
-    while (there := sum(host.slots for host in hosts)) < slots:
-        few = f"the host discovery script {script.command!r} offers {there} slots ({_named(hosts)}), and {slots} ranks"
+    while (offered := sum(host.slots for host in hosts)) < slots:
+        few = (
+            f"the host discovery script {script.command!r} offers {offered} slots ({_format_hosts(hosts)}), and "
+            f"{slots} ranks"
+        )
         if time.monotonic() >= deadline:
             raise PreflightError(
                 f"{few} were requested; no other hosts appeared within {patience.total_seconds():g} seconds."
@@ -219,15 +222,15 @@ def first_hosts(
         waits = True
         time.sleep(every.total_seconds())
         with contextlib.suppress(PreflightError):
-            hosts = script.ask(left())
+            hosts = script.ask(get_remaining_time())
     return hosts
 
 
-def _named(hosts: Sequence[Host]) -> str:
+def _format_hosts(hosts: Sequence[Host]) -> str:
     return ", ".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
-def _tail(err: bytes | bytearray) -> str:
+def _format_tail(err: bytes | bytearray) -> str:
     lines = [line.strip() for line in bytes(err).decode("utf-8", "replace").splitlines() if line.strip()]
     return f"; its last output: {' | '.join(lines[-_TAIL_LINES:])}" if lines else ""
 

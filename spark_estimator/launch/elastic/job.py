@@ -26,9 +26,9 @@ from spark_estimator.errors import JobFailedError, PreflightError
 from spark_estimator.launch.elastic.placement import FAILURES, Placement
 from spark_estimator.launch.elastic.process import MakeWorker, Processes
 from spark_estimator.launch.job.events import Begun, Ended, FrameReceived, Offered
-from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, error_of, first_failure
+from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, find_first_failure, make_error
 from spark_estimator.launch.job.hosts import Host
-from spark_estimator.launch.job.interruption import raise_lost_interruption, remembered_interruption
+from spark_estimator.launch.job.interruption import raise_lost_interruption, remember_interruption
 from spark_estimator.launch.job.monitor import EventDisplay
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.observe.status_line import StatusLine
@@ -52,7 +52,7 @@ class Discovery(Protocol):
         """Offer nothing any more. Does not wait."""
 
 
-def elastic_error(why: str, earlier: Sequence[FailureReport], last: Sequence[FailureReport]) -> BaseException:
+def make_elastic_error(why: str, earlier: Sequence[FailureReport], last: Sequence[FailureReport]) -> BaseException:
     """Make the error of a job that can't continue: it lists all lost ranks.
 
     Args:
@@ -62,9 +62,9 @@ def elastic_error(why: str, earlier: Sequence[FailureReport], last: Sequence[Fai
     """
     lost = [*earlier, *last]
     lines = [f"the elastic job can't continue: {why}."]
-    lines += ["Lost so far:"] * bool(lost) + [f"  {report.where} {_shortened(report.message)}" for report in lost]
-    cause = first_failure(lost)
-    return JobFailedError("\n".join(lines)) if cause is None else error_of(cause, "\n".join(lines))
+    lines += ["Lost so far:"] * bool(lost) + [f"  {report.where} {_shorten(report.message)}" for report in lost]
+    cause = find_first_failure(lost)
+    return JobFailedError("\n".join(lines)) if cause is None else make_error(cause, "\n".join(lines))
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Following:
     began: Callable[[int], None] = lambda number: None
     take_record: TakeRecord | None = None
     status: StatusLine | None = None
-    error: Callable[[str, Sequence[FailureReport], Sequence[FailureReport]], BaseException] = elastic_error
+    error: Callable[[str, Sequence[FailureReport], Sequence[FailureReport]], BaseException] = make_elastic_error
 
 
 _PLAIN = Following()
@@ -136,13 +136,13 @@ class ElasticJob:
         placement: Placement,
         make: MakeWorker,
         discovery: Discovery | None = None,
-        look: Callable[[int], None] = lambda started: None,
+        poll: Callable[[int], None] = lambda started: None,
         *,
         encrypted: bool = False,
         following: Following = _PLAIN,
     ) -> None:
         self._following = following
-        self._look = look
+        self._poll = poll
         self._placement = placement
         self._discovery = discovery
         self._terms = terms
@@ -153,34 +153,34 @@ class ElasticJob:
         self._processes = Processes(placement, make, self._display.events, encrypted=encrypted)
         self._ends = ProcessEnds()
         self._over = False
-        self._late_in = 0  # the round whose late members have been reported
+        self._late_round = 0  # the round whose late members have been reported
 
     def _report(self, text: str) -> None:
         if self._following.status is not None:
             self._following.status.hide()
         self._print(text)
 
-    @remembered_interruption()
+    @remember_interruption()
     def run(self) -> list[Outcome]:
         """Run the job to its end, as ``job_entry.run_elastic``."""
         try:
-            self._processes.start_first(self._terms.size, self._look)
+            self._processes.start_first(self._terms.size, self._poll)
             if self._discovery is not None:
                 self._discovery.start(lambda hosts: self._display.events.put(Offered(tuple(hosts))), self._report)
             while not self._over:
                 self._take_one_event()
                 raise_lost_interruption()
-                self._look(self._terms.size)
+                self._poll(self._terms.size)
                 self._update_placement(time.monotonic())
                 waited_for = self._planner.waits_for_room
                 for decision in self._planner.decide(time.monotonic()):
-                    self._do(decision)
+                    self._carry_out(decision)
                 if self._planner.waits_for_room not in ("", waited_for):
                     self._report(self._planner.waits_for_room)
                 self._report_late(time.monotonic())
         except BaseException:
             self._processes.stop("because the launcher was interrupted")
-            self._await_ends()
+            self._wait_for_ends()
             raise
         finally:
             if self._discovery is not None:
@@ -225,11 +225,11 @@ class ElasticJob:
 
     def _update_placement(self, now: float) -> None:
         """Have the planner know for how many processes there is room, and which have lost theirs."""
-        for host in self._placement.returned(now):
+        for host in self._placement.readmit_hosts(now):
             self._report(f"host {host} may be used again")
         self._planner.room = self._placement.room
         self._planner.room_may_grow = self._discovery is not None or self._placement.some_may_return
-        self._planner.mark_unwanted(self._placement.without_slot(), now)
+        self._planner.mark_unwanted(self._placement.find_surplus(), now)
 
     def _note_end(self, event: Ended, now: float) -> None:
         process = self._processes.pop(event.process)
@@ -247,22 +247,22 @@ class ElasticJob:
         """Exclude a host that is out of contact, or on which ranks fail again and again."""
         failure = None if event.outcome is None else event.outcome.failure
         if isinstance(event.error, PreflightError):
-            if how_long := self._placement.unreachable(host, now):
+            if how_long := self._placement.note_unreachable(host, now):
                 self._report(f"host {host} {how_long}")
         elif failure is not None and failure.kind == LOST:
-            if how_long := self._placement.lose(host, now):
+            if how_long := self._placement.note_loss(host, now):
                 self._report(f"host {host} is out of contact and {how_long}")
         elif (
             failure is not None
             and failure.kind != STOPPED
             and not failure.secondary
-            and (how_long := self._placement.failed(host, now))
+            and (how_long := self._placement.note_failure(host, now))
         ):
             self._report(f"{FAILURES} ranks or more have failed on host {host}: it {how_long}")
 
     # --- what is decided ------------------------------------------------------------------------------------------
 
-    def _do(self, decision: Decision) -> None:
+    def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Begin):
             self._begin(decision.processes)
         elif isinstance(decision, Announce):
@@ -299,9 +299,9 @@ class ElasticJob:
     def _report_late(self, now: float) -> None:
         """Name, once a round, the ranks that stay in it after others were lost: they call no collectives."""
         late = self._planner.list_late(now)
-        if not late or self._over or self._late_in == self._planner.round:
+        if not late or self._over or self._late_round == self._planner.round:
             return
-        self._late_in = self._planner.round
+        self._late_round = self._planner.round
         ranks = ", ".join(str(self._processes[number]) for number in late)
         seconds = f"{self._terms.timeout.total_seconds():g} s"
         self._report(
@@ -322,13 +322,15 @@ class ElasticJob:
         self._ends.earlier += self._ends.last
         self._ends.last = []
         peers = self._processes.list_peers(numbers)
-        whys = [ready.why for number in numbers if (ready := self._processes[number].ready) is not None and ready.why]
+        reasons = [
+            ready.why for number in numbers if (ready := self._processes[number].ready) is not None and ready.why
+        ]
         missing = 0 if self._terms.patience is None else self._terms.size - len(peers)
         self._report(
-            f"round {self._planner.round} starts with {_ranks(len(peers))}, pids "
+            f"round {self._planner.round} starts with {_format_ranks(len(peers))}, pids "
             f"{', '.join(str(peer.pid) for peer in peers)}"
-            + (f"; without {_ranks(missing, 'lost ')}, not replaced in time" if missing else "")
-            + (f"; round {self._planner.round - 1} ended with: {_shortened(whys[0])}" if whys else "")
+            + (f"; without {_format_ranks(missing, 'lost ')}, not replaced in time" if missing else "")
+            + (f"; round {self._planner.round - 1} ended with: {_shorten(reasons[0])}" if reasons else "")
         )
         self._processes.send_ranks(numbers, peers)
 
@@ -342,11 +344,11 @@ class ElasticJob:
     def _end(self, reason: str) -> None:
         self._over = True
         self._processes.stop(reason)
-        if not self._await_ends():
+        if not self._wait_for_ends():
             pids = ", ".join(str(process.worker.pid) for process in self._processes.values())
             self._report(f"these processes could not be stopped: {pids}")
 
-    def _await_ends(self) -> bool:
+    def _wait_for_ends(self) -> bool:
         """Return when no process is left; False when some cannot be ended."""
         self._over = True
         deadline = time.monotonic() + (_CLEAN_UP + self._gentle).total_seconds()
@@ -357,9 +359,9 @@ class ElasticJob:
         return not self._processes
 
 
-def _shortened(message: str) -> str:
+def _shorten(message: str) -> str:
     return message.split("\n", 1)[0][:500]
 
 
-def _ranks(count: int, kind: str = "") -> str:
+def _format_ranks(count: int, kind: str = "") -> str:
     return f"{count} {kind}rank{'s' * (count != 1)}"

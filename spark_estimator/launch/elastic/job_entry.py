@@ -16,7 +16,7 @@ from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.elastic.job import Discovery, ElasticJob, Following
 from spark_estimator.launch.elastic.placement import Cooldown, Placement
 from spark_estimator.launch.elastic.process import MakeWorker
-from spark_estimator.launch.job.environment import host_share, worker_environment
+from spark_estimator.launch.job.environment import decide_host_threads, make_worker_environment
 from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Outcome, Relay
@@ -48,7 +48,7 @@ def run_elastic_local(function: Callable[..., Any], terms: Terms, options: JobOp
         ResultError: a rank's value can't be returned.
         ValueError: an environment variable for the workers has an invalid value.
     """
-    environment = worker_environment(os.environ, options.variables, host_share(terms.size))
+    environment = make_worker_environment(os.environ, options.variables, decide_host_threads(terms.size))
     job = JobSpec.build(function, terms.size, replace(options, all_results=True), environment)
     outcomes = run_elastic(job, terms, show_line=options.show_line or print_line)
     return load_values([outcome.pickled for outcome in outcomes], job.function)
@@ -66,7 +66,7 @@ def run_elastic(
     cooldown: Cooldown | None = None,
     discovery: Discovery | None = None,
     placement: Placement | None = None,
-    look: Callable[[int], None] = lambda started: None,
+    poll: Callable[[int], None] = lambda started: None,
     following: Following = _PLAIN,
 ) -> list[Outcome]:
     """Run an elastic job to its end.
@@ -91,9 +91,9 @@ def run_elastic(
     Raises:
         JobFailedError: the job could not continue.
     """
-    job = elastic(job, progress=following.status is not None)
+    job = mark_elastic(job, progress=following.status is not None)
 
-    def here(_host: str, _number: int, _rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
+    def make_local_worker(_host: str, _number: int, _rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
         return LocalWorkerHandle(job, relay, gentle=gentle, link=link)
 
     placement = Placement(hosts or [Host("", terms.size + terms.standby)], cooldown) if placement is None else placement
@@ -103,15 +103,15 @@ def run_elastic(
         report,
         gentle,
         placement,
-        make or here,
+        make or make_local_worker,
         discovery,
-        look,
+        poll,
         encrypted=job.encrypted,
         following=following,
     ).run()
 
 
-def elastic(job: JobSpec, *, progress: bool = False) -> JobSpec:
+def mark_elastic(job: JobSpec, *, progress: bool = False) -> JobSpec:
     """Return `job`, marked as elastic for its ranks.
 
     Args:

@@ -28,7 +28,7 @@ class Cooldown:
                 "than 0, and the second number is no less than the first."
             )
 
-    def seconds(self, times: int) -> float:
+    def get_seconds(self, times: int) -> float:
         """Return how long a host is out for the `times`-th time, from 1."""
         return min(self.first.total_seconds() * 2.0 ** min(times - 1, 60), self.most.total_seconds())
 
@@ -59,7 +59,7 @@ class Placement:
     @property
     def room(self) -> int:
         """Return how many processes there can be at the same time."""
-        return sum(self._usable().values())
+        return sum(self._list_usable().values())
 
     @property
     def some_may_return(self) -> bool:
@@ -73,7 +73,7 @@ class Placement:
             LookupError: there is none.
         """
         taken = Counter(self._taken.values())
-        for host, slots in self._usable().items():
+        for host, slots in self._list_usable().items():
             if taken[host] < slots:
                 self._taken[process] = host
                 return host
@@ -100,32 +100,32 @@ class Placement:
         self._slots = stay | offered
         return changes
 
-    def lose(self, host: str, now: float) -> str:
+    def note_loss(self, host: str, now: float) -> str:
         """Note that a host is out of contact. Return for how long it is out, in words; '' when that is not new."""
-        return self._put_out(host, now, self._cooldown) if host in self._usable() else ""
+        return self._put_out(host, now, self._cooldown) if host in self._list_usable() else ""
 
-    def unreachable(self, host: str, now: float) -> str:
+    def note_unreachable(self, host: str, now: float) -> str:
         """Note that a host was unavailable for a new process: as `note_loss`, but it may only just be booting."""
-        return self._put_out(host, now, self._cooldown or WHILE_IT_BOOTS) if host in self._usable() else ""
+        return self._put_out(host, now, self._cooldown or WHILE_IT_BOOTS) if host in self._list_usable() else ""
 
-    def failed(self, host: str, now: float) -> str:
+    def note_failure(self, host: str, now: float) -> str:
         """Note that a rank has failed on a host. Return for how long the host is out, in words; '' if it isn't."""
         self._failures[host] += 1
-        usable = self._usable()
+        usable = self._list_usable()
         if self._failures[host] < FAILURES or host not in usable or len(usable) == 1:
             return ""
         return self._put_out(host, now, self._cooldown)
 
-    def returned(self, now: float) -> list[str]:
+    def readmit_hosts(self, now: float) -> list[str]:
         """Use the hosts again whose cool-down is over. Return them."""
         hosts = [host for host, until in self._out.items() if until <= now]
         for host in hosts:
             del self._out[host]
         return [host for host in hosts if host in self._slots]
 
-    def without_slot(self) -> list[int]:
+    def find_surplus(self) -> list[int]:
         """Return the processes without a slot; on a host with fewer slots than processes, the last started."""
-        usable, used = self._usable(), Counter[str]()
+        usable, used = self._list_usable(), Counter[str]()
         surplus = []
         for process, host in sorted(self._taken.items()):
             used[host] += 1
@@ -133,7 +133,7 @@ class Placement:
                 surplus.append(process)
         return surplus
 
-    def _usable(self) -> dict[str, int]:
+    def _list_usable(self) -> dict[str, int]:
         return {host: slots for host, slots in self._slots.items() if host not in self._out}
 
     def _put_out(self, host: str, now: float, cooldown: Cooldown | None) -> str:
@@ -141,6 +141,6 @@ class Placement:
         if cooldown is None:
             self._out[host] = math.inf
             return "will not be used again"
-        seconds = cooldown.seconds(self._times_out[host])
+        seconds = cooldown.get_seconds(self._times_out[host])
         self._out[host] = now + seconds
         return f"will not be used for {seconds:g} seconds"

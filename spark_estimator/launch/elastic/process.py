@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from spark_estimator.collectives.launcher_link import ROUND, FrameSocket, Ready
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, make_job_id, make_key
 from spark_estimator.launch.elastic.placement import Placement
 from spark_estimator.launch.job.events import Ended, EventQueue, EventRelay, FrameReceived
 from spark_estimator.launch.job.interruption import raise_lost_interruption
@@ -65,10 +65,10 @@ class Process:
         self._rendezvous = rendezvous
         self._rendezvous_set.set()
 
-    def become(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Note that it is another rank from now on."""
         self.rank, self.ready = rank, None
-        self.worker.become(rank)
+        self.worker.set_rank(rank)
 
     def _supervise(self) -> None:
         outcome: Outcome | None = None
@@ -137,7 +137,7 @@ class Processes(dict[int, Process]):
                     look(number)
         finally:
             peers = [replace(process.facts, rank=process.rank) for process in processes if process.facts is not None]
-            job_id, key, encrypted = new_job_id(), new_key(), self._encrypted
+            job_id, key, encrypted = make_job_id(), make_key(), self._encrypted
             for process in processes:
                 whole = len(peers) == size
                 process.tell(
@@ -161,9 +161,9 @@ class Processes(dict[int, Process]):
 
     def send_ranks(self, numbers: Sequence[int], peers: tuple[PeerFacts, ...]) -> None:
         """Send processes their ranks in a new round; `peers` are those of `list_peers`."""
-        job_id, key = new_job_id(), new_key()
+        job_id, key = make_job_id(), make_key()
         for rank, number in enumerate(numbers):
-            self[number].become(rank)
+            self[number].set_rank(rank)
             coming = Rendezvous(job_id, key, rank, peers, -1, -1, encrypted=self._encrypted)
             self.send([number], {"kind": ROUND, "rendezvous": coming.to_json()})
 
@@ -192,4 +192,4 @@ class Processes(dict[int, Process]):
         process.started.wait()
         if process.facts is not None:
             alone = (replace(process.facts, rank=0),)
-            process.tell(Rendezvous(new_job_id(), new_key(), 0, alone, -1, awaited=True, encrypted=self._encrypted))
+            process.tell(Rendezvous(make_job_id(), make_key(), 0, alone, -1, awaited=True, encrypted=self._encrypted))

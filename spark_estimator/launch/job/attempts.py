@@ -39,7 +39,7 @@ MAX_SECONDS = 1_000_000_000
 _T = TypeVar("_T")
 
 
-def duration(name: str, seconds: float) -> timedelta:
+def to_timedelta(name: str, seconds: float) -> timedelta:
     """Return an argument in seconds as a timedelta.
 
     Args:
@@ -71,7 +71,7 @@ class Limits:
     timeout: timedelta | None = None
 
     @classmethod
-    def checked(cls, max_restarts: int, timeout: float | None) -> Limits:
+    def from_arguments(cls, max_restarts: int, timeout: float | None) -> Limits:
         """Make limits from a user's arguments.
 
         Args:
@@ -86,7 +86,7 @@ class Limits:
             raise ValueError(f"max_restarts must be at least 0; got {max_restarts}.")
         if timeout is None:
             return cls(max_restarts)
-        return cls(max_restarts, duration("timeout", timeout))
+        return cls(max_restarts, to_timedelta("timeout", timeout))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Attempt:
     until: float | None = None
     timeout: timedelta | None = None
 
-    def at_most(self, duration: timedelta) -> timedelta:
+    def limit_wait(self, duration: timedelta) -> timedelta:
         """Return `duration`, or the caller's remaining time if that is shorter."""
         return (
             duration
@@ -174,9 +174,9 @@ def run_attempts(
             error.earlier = tuple(earlier)
             attempts = limits.max_restarts + 1 - replaced()
             if number >= attempts or isinstance(error, _FINAL) or error.kind == NOT_LOADED:
-                error.args = (f"{error}{_history(number, attempts, earlier)}",)
+                error.args = (f"{error}{_describe_history(number, attempts, earlier)}",)
                 raise
-            announce(f"attempt {number} of {attempts} failed: {_story(error)}; restarting all ranks")
+            announce(f"attempt {number} of {attempts} failed: {_summarize(error)}; restarting all ranks")
             earlier.append(error)
         except KeyboardInterrupt:
             # A new exception without a cause: the stack of this process, usually inside Java's gateway, does not help
@@ -185,21 +185,21 @@ def run_attempts(
         except PreflightError as error:
             if earlier:
                 attempts = limits.max_restarts + 1 - replaced()
-                error.args = (f"{error}{_history(number, attempts, earlier)}",)
+                error.args = (f"{error}{_describe_history(number, attempts, earlier)}",)
                 raise error from earlier[-1]
             raise
     raise AssertionError("unreachable: an attempt returns or raises")
 
 
-def _history(number: int, attempts: int, earlier: list[JobFailedError]) -> str:
+def _describe_history(number: int, attempts: int, earlier: list[JobFailedError]) -> str:
     """Return the text below the error of attempt `number`; '' if there were no others."""
     if not earlier:
         return ""
     lines = [f"This was attempt {number} of {attempts}. Earlier attempts:"]
-    lines += [f"  attempt {index}: {_story(error)}" for index, error in enumerate(earlier, start=1)]
+    lines += [f"  attempt {index}: {_summarize(error)}" for index, error in enumerate(earlier, start=1)]
     return "\n" + "\n".join(lines)
 
 
-def _story(error: JobFailedError) -> str:
+def _summarize(error: JobFailedError) -> str:
     """Return the failed rank, its host and the reason, in one line."""
     return str(error).split("\n", 1)[0][:_MAX_STORY_CHARACTERS].rstrip(".")

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from spark_estimator.collectives import torch_variables
-from spark_estimator.collectives.cores import available_cores
+from spark_estimator.collectives.cores import count_available_cores
 from spark_estimator.env import (
     ATTEMPT_VARIABLE,
     FEED_FD_VARIABLE,
@@ -35,7 +35,7 @@ from spark_estimator.env import (
     WORKER_CHOICES_VARIABLE,
     Decision,
     Settings,
-    aligned,
+    align_columns,
 )
 
 _MALLOC_SWITCH = "SPARK_ESTIMATOR_WORKER_MALLOC"
@@ -108,19 +108,19 @@ class Choice:
     chosen: bool = True
 
 
-def host_share(ranks: int) -> Decision:
+def decide_host_threads(ranks: int) -> Decision:
     """Return the threads of each of `ranks` processes that share the cores of this host; at least 1."""
-    cores = available_cores()
+    cores = count_available_cores()
     reason = f"{cores} core{'s' * (cores != 1)} for {ranks} rank{'s' * (ranks != 1)} on this host"
     return Decision(max(1, cores // ranks), reason)
 
 
-def task_share(cpus: int) -> Decision:
+def decide_task_threads(cpus: int) -> Decision:
     """Return the threads of a rank in a Spark task with `cpus` CPUs."""
     return Decision(max(1, cpus), "from spark.task.cpus")
 
 
-def worker_environment(
+def make_worker_environment(
     around: Mapping[str, str], variables: Mapping[str, str], share: Decision, *, spark: bool = False
 ) -> dict[str, str]:
     """Return `variables`, and this package's defaults for variables that are not among them.
@@ -134,10 +134,10 @@ def worker_environment(
     Raises:
         ValueError: one of our switches has a value that cannot be used.
     """
-    environ = {**undecided(around), **variables}
+    environ = {**remove_choices(around), **variables}
     if spark and OMP not in variables and environ.get(OMP) == str(share.value):
         del environ[OMP]
-    decided = choices(environ, share)
+    decided = choose_variables(environ, share)
     record = json.dumps([dataclasses.astuple(choice) for choice in decided])
     return {
         **variables,
@@ -146,7 +146,7 @@ def worker_environment(
     }
 
 
-def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def select_forwarded_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Select the driver's variables that apply to workers on any host: Horovod's, this package's, NCCL's, Keras'."""
     return {
         name: value
@@ -155,7 +155,7 @@ def forwarded_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def checked_environment(environ: Mapping[str, str] | None) -> dict[str, str]:
+def check_environment(environ: Mapping[str, str] | None) -> dict[str, str]:
     """Check a user's variables for the ranks; return them without the variables of a single process.
 
     They are often a copy of ``os.environ``.
@@ -173,12 +173,12 @@ def checked_environment(environ: Mapping[str, str] | None) -> dict[str, str]:
             raise TypeError(f"env must map str to str; got {name!r}: {value!r}.")
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"env: {name!r}={value!r} is not a valid environment variable.")
-    return {name: value for name, value in undecided(environ).items() if name not in _OF_ONE_RANK | _OF_THE_DRIVER}
+    return {name: value for name, value in remove_choices(environ).items() if name not in _OF_ONE_RANK | _OF_THE_DRIVER}
 
 
 def exported_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return those of the launcher's variables that mean the same on another host with the same files."""
-    return checked_environment(
+    return check_environment(
         {
             name: value
             for name, value in environ.items()
@@ -187,19 +187,19 @@ def exported_environment(environ: Mapping[str, str]) -> dict[str, str]:
     )
 
 
-def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def select_inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Select the driver's variables that may hold on executors that don't set them.
 
     Leaves out what describes the driver's own process: its Python, its libraries, its Spark, its devices.
     """
     return {
         name: value
-        for name, value in undecided(environ).items()
+        for name, value in remove_choices(environ).items()
         if not name.startswith(_OF_ONE_PROCESS) and name not in _OF_ONE_RANK
     }
 
 
-def path_with_own_python(path: str) -> str:
+def add_own_python(path: str) -> str:
     """Return `path` with the folder of this interpreter first.
 
     So what is started in an environment that is not activated finds the ``python`` in that folder, not the
@@ -211,35 +211,35 @@ def path_with_own_python(path: str) -> str:
     return os.pathsep.join([folder, path])
 
 
-def choices(environ: Mapping[str, str], share: Decision) -> list[Choice]:
+def choose_variables(environ: Mapping[str, str], share: Decision) -> list[Choice]:
     """Choose the variables of a worker that would otherwise start in `environ`; return all that were considered."""
     switches = {name: environ.get(name, "") for name in (_THREADS_SWITCH, _MALLOC_SWITCH)}
     settings = Settings.read(switches)
     if settings.worker_threads is not None:
         share = Decision(settings.worker_threads, f"from {_THREADS_SWITCH}")
-    return _threads(environ, share) + _malloc(environ, keep=settings.worker_malloc == "keep")
+    return _choose_threads(environ, share) + _choose_malloc(environ, keep=settings.worker_malloc == "keep")
 
 
-def _threads(environ: Mapping[str, str], share: Decision) -> list[Choice]:
+def _choose_threads(environ: Mapping[str, str], share: Decision) -> list[Choice]:
     if share.value == 0:
-        return [_left(environ, name, f"{_THREADS_SWITCH}=0") for name in (OMP, *_LIKE_OMP, _TENSORFLOW)]
+        return [_keep_value(environ, name, f"{_THREADS_SWITCH}=0") for name in (OMP, *_LIKE_OMP, _TENSORFLOW)]
     number, why = str(share.value), share.why
     omp = environ.get(OMP, "")
     decided = [Choice(OMP, omp, SET_BY_YOU, chosen=False) if omp else Choice(OMP, number, why)]
     for name in _LIKE_OMP:
         if environ.get(name) or omp:
-            decided.append(_left(environ, name, f"follows {OMP}"))
+            decided.append(_keep_value(environ, name, f"follows {OMP}"))
         else:
             decided.append(Choice(name, number, why))
     if environ.get(_TENSORFLOW) or (omp and not omp.isdecimal()):
-        decided.append(_left(environ, _TENSORFLOW, f"{OMP} isn't a single number"))
+        decided.append(_keep_value(environ, _TENSORFLOW, f"{OMP} isn't a single number"))
     else:
         decided.append(Choice(_TENSORFLOW, omp or number, f"as {OMP}, which you set" if omp else why))
     return decided
 
 
-def _malloc(environ: Mapping[str, str], *, keep: bool) -> list[Choice]:
-    glibc = _glibc()
+def _choose_malloc(environ: Mapping[str, str], *, keep: bool) -> list[Choice]:
+    glibc = _read_glibc_version()
     if glibc is None:
         return []
     # Larger blocks, as data sets may be and gradients are not, still go back to the system when they are freed. Glibc
@@ -259,18 +259,18 @@ def _malloc(environ: Mapping[str, str], *, keep: bool) -> list[Choice]:
     else:
         return [
             # The user's other tunables of glibc are kept.
-            _left(environ, name, "") if environ.get(name) else Choice(name, value, "default")
+            _keep_value(environ, name, "") if environ.get(name) else Choice(name, value, "default")
             for name, value in variables.items()
         ]
-    return [_left(environ, name, reason) for name in dict.fromkeys([*user_set, *variables])]
+    return [_keep_value(environ, name, reason) for name in dict.fromkeys([*user_set, *variables])]
 
 
-def _left(environ: Mapping[str, str], name: str, why: str) -> Choice:
+def _keep_value(environ: Mapping[str, str], name: str, why: str) -> Choice:
     value = environ.get(name, "")
     return Choice(name, value, SET_BY_YOU if value else why, chosen=False)
 
 
-def _glibc() -> tuple[int, ...] | None:
+def _read_glibc_version() -> tuple[int, ...] | None:
     """Return the version of the C library, if it is glibc."""
     with suppress(AttributeError, ValueError, OSError):  # other systems do not know the name
         version = re.fullmatch(r"glibc (\d+)\.(\d+).*", os.confstr("CS_GNU_LIBC_VERSION") or "")
@@ -278,7 +278,7 @@ def _glibc() -> tuple[int, ...] | None:
     return None
 
 
-def recorded(environ: Mapping[str, str]) -> list[Choice]:
+def read_choices(environ: Mapping[str, str]) -> list[Choice]:
     """Return the choices of this process's launcher for it; empty if there was no launcher."""
     text = environ.get(WORKER_CHOICES_VARIABLE) or "[]"
     with suppress(ValueError, TypeError):  # it may have been written by hand
@@ -289,10 +289,10 @@ def recorded(environ: Mapping[str, str]) -> list[Choice]:
     return []
 
 
-def undecided(environ: Mapping[str, str]) -> dict[str, str]:
+def remove_choices(environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` without what a launcher has chosen for this process: the user hasn't set it for another job."""
     remaining = dict(environ)
-    for choice in recorded(environ):
+    for choice in read_choices(environ):
         if choice.chosen and remaining.get(choice.variable) == choice.value:
             del remaining[choice.variable]
     remaining.pop(WORKER_CHOICES_VARIABLE, None)
@@ -301,21 +301,23 @@ def undecided(environ: Mapping[str, str]) -> dict[str, str]:
 
 def forget_malloc(environ: MutableMapping[str, str]) -> None:
     """Remove the launcher's malloc settings from the environment, so that child processes don't inherit them."""
-    for choice in recorded(environ):
+    for choice in read_choices(environ):
         name = choice.variable
         if choice.chosen and name in (*_MALLOC_VARIABLES, _TUNABLES) and environ.get(name) == choice.value:
             del environ[name]
 
 
-def description(environ: Mapping[str, str], ranks: int) -> str:
+def describe_choices(environ: Mapping[str, str], ranks: int) -> str:
     """Describe for people what this worker was started with, or what each of `ranks` workers on this host would be.
 
     Raises:
         ValueError: one of our switches has a value that cannot be used.
     """
-    if decided := recorded(environ):
+    if decided := read_choices(environ):
         title = "This worker was started with:"
     else:
-        decided = choices(environ, host_share(ranks))
+        decided = choose_variables(environ, decide_host_threads(ranks))
         title = "A worker on this host starts with (in a Spark task, threads come from spark.task.cpus):"
-    return "\n".join([title, *aligned([(choice.variable, choice.value or "-", choice.why) for choice in decided])])
+    return "\n".join(
+        [title, *align_columns([(choice.variable, choice.value or "-", choice.why) for choice in decided])]
+    )

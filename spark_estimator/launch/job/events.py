@@ -170,20 +170,20 @@ class EventRelay:
     def __init__(self, events: queue.Queue[Event]) -> None:
         self._events = events
 
-    def begun(self, rank: int, pid: int) -> None:
+    def note_begin(self, rank: int, pid: int) -> None:
         self._events.put(Begun(rank, pid))
 
-    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+    def pass_lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
         self._events.put(Lines(rank, stream, texts))
 
     def log(self, rank: int, message: str) -> None:
         self._events.put(Message(rank, message))
 
-    def progress(self, rank: int, progress: Progress) -> None:
+    def note_progress(self, rank: int, progress: Progress) -> None:
         self._events.put(ProgressReported(rank, progress))
 
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
         self._events.put(RecordReceived(rank, record))
 
-    def failed(self, report: FailureReport) -> None:
+    def note_failure(self, report: FailureReport) -> None:
         self._events.put(Failed(report))

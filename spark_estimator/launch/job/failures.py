@@ -19,7 +19,7 @@ from spark_estimator.errors import (
     RemoteTraceback,
     ResultError,
     WorkerFailedError,
-    class_named,
+    find_class,
 )
 from spark_estimator.observe.driver_log import printable
 from spark_estimator.peer_json import parse_json
@@ -101,9 +101,9 @@ class FailureReport:
         return {
             **{name: value for name, value in asdict(self).items() if name != "when"},
             "age": time.monotonic() - self.when,
-            "traceback": _sent(self.traceback, MAX_TRACEBACK_CHARACTERS),
-            "message": _sent(self.message, MAX_TRACEBACK_CHARACTERS),
-            "log_tail": _sent(self.log_tail, _MAX_TAIL_CHARACTERS),
+            "traceback": _shorten_for_frame(self.traceback, MAX_TRACEBACK_CHARACTERS),
+            "message": _shorten_for_frame(self.message, MAX_TRACEBACK_CHARACTERS),
+            "log_tail": _shorten_for_frame(self.log_tail, _MAX_TAIL_CHARACTERS),
         }
 
     @classmethod
@@ -139,7 +139,7 @@ def shorten(text: str, limit: int = MAX_TRACEBACK_CHARACTERS) -> str:
     return text[:half] + note + text[-half:]
 
 
-def _sent(text: str, limit: int) -> str:
+def _shorten_for_frame(text: str, limit: int) -> str:
     """Shorten `text`, so that a frame of the driver channel holds it and the other texts of a report.
 
     JSON writes most characters in at most six bytes, but some (emoji) in twelve: of those there may be half as
@@ -149,7 +149,7 @@ def _sent(text: str, limit: int) -> str:
     return short if len(json.dumps(short)) <= 6 * limit else shorten(text, limit // 2)
 
 
-def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
+def find_first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
     """Return the cause: the earliest rank that failed on its own, else the earliest that lost a peer.
 
     If that peer was silent, and was found frozen as the job ended, the peer is the cause. Reports of ranks that
@@ -164,7 +164,7 @@ def first_failure(reports: Sequence[FailureReport]) -> FailureReport | None:
     return next(frozen, cause)
 
 
-def job_error(
+def make_job_error(
     cause: FailureReport, reports: Sequence[FailureReport], size: int, function: str
 ) -> JobFailedError | PythonEnvironmentError:
     """Make the exception with all failures of a failed job; its ``__cause__`` is the cause's own traceback.
@@ -179,16 +179,16 @@ def job_error(
     lines = [f"{cause.where} {cause.message}"]
     if others:
         lines.append(f"The other ranks of {shorten(function, _MAX_COMMAND_CHARACTERS)}:")
-        lines += [f"  {other.where} {_message_beside(other, cause)}" for other in others]
+        lines += [f"  {other.where} {_describe_other_failure(other, cause)}" for other in others]
     silent = size - len({report.rank for report in reports if report.rank >= 0})
     if silent > 0 and others:
         lines.append(f"  {silent} more without a failure")
     if not others and cause.kind != RAISED and function not in cause.message:
         lines.append(f"It ran {shorten(function, _MAX_COMMAND_CHARACTERS)}")
-    return error_of(cause, "\n".join(lines))
+    return make_error(cause, "\n".join(lines))
 
 
-def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironmentError:
+def make_error(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironmentError:
     """Make the exception for a job that failed because of `cause`, with the fields that programs read.
 
     Args:
@@ -207,7 +207,7 @@ def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironm
             exitcode=cause.exit_code,
             traceback=traceback,
             log_tail=cause.log_tail,
-            cause_class=_cause_class(cause.message),
+            cause_class=_find_class_name(cause.message),
         )
     if traceback:
         error.__cause__ = RemoteTraceback(traceback)
@@ -216,7 +216,7 @@ def error_of(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironm
     return error
 
 
-def with_horovods_sentence(error: WorkerFailedError) -> WorkerFailedError:
+def add_horovods_sentence(error: WorkerFailedError) -> WorkerFailedError:
     """Add to the error of `horovod.run` and ``horovodrun`` Horovod's sentence, which people search logs for."""
     text = error.args[0]
     if _OF_HOROVOD not in text:
@@ -224,20 +224,20 @@ def with_horovods_sentence(error: WorkerFailedError) -> WorkerFailedError:
     return error
 
 
-def _message_beside(other: FailureReport, cause: FailureReport) -> str:
+def _describe_other_failure(other: FailureReport, cause: FailureReport) -> str:
     """Return the first line of another rank's message, without what it has in common with the cause's."""
     if other.message == cause.message and len(other.message) > _REPEATED_CHARACTERS:
         return "failed with the same message"
-    return _first_line(other.message)
+    return _get_first_line(other.message)
 
 
-def _cause_class(message: str) -> str:
+def _find_class_name(message: str) -> str:
     """Return the name of the class of `spark_estimator.errors` that a message names first; '' if it names none."""
-    match = _OWN_ERROR.search(_first_line(message))
-    return match[1] if match and class_named(match[1]) else ""
+    match = _OWN_ERROR.search(_get_first_line(message))
+    return match[1] if match and find_class(match[1]) else ""
 
 
-def _first_line(message: str) -> str:
+def _get_first_line(message: str) -> str:
     return shorten(message.split("\n", 1)[0], 600)
 
 

@@ -45,7 +45,7 @@ class TaskGpus:
     there: tuple[str, ...] = ()
     visible: str | None = None
 
-    def named(self) -> list[tuple[str, str]]:
+    def identify(self) -> list[tuple[str, str]]:
         """Return what identifies its GPUs: for each (its UUID, or its name if the UUID is unknown; its name)."""
         return [(uuid or name, name) for name, uuid in zip(self.names, self.uuids, strict=True)]
 
@@ -63,7 +63,7 @@ class Pinning:
     notice: str = ""
 
 
-def look(addresses: Sequence[str], environ: Mapping[str, str]) -> TaskGpus:
+def find_task_gpus(addresses: Sequence[str], environ: Mapping[str, str]) -> TaskGpus:
     """Find the GPUs of the task in this process. Calls ``nvidia-smi`` if it exists.
 
     Args:
@@ -71,13 +71,13 @@ def look(addresses: Sequence[str], environ: Mapping[str, str]) -> TaskGpus:
         environ: its executor's.
     """
     visible = environ.get(VISIBLE)
-    names = owned_gpus(addresses, visible)
-    listed = listed_gpus(_nvidia_smi(environ.get("PATH")))
+    names = name_gpus(addresses, visible)
+    listed = parse_gpu_list(_run_nvidia_smi(environ.get("PATH")))
     uuids = tuple(name if not name.isdecimal() else listed.get(name, "") for name in names)
     return TaskGpus(names, uuids, tuple(listed.values()), visible)
 
 
-def _nvidia_smi(path: str | None) -> str:
+def _run_nvidia_smi(path: str | None) -> str:
     program = shutil.which("nvidia-smi", path=path)
     if program is None:
         return ""
@@ -91,12 +91,12 @@ def _nvidia_smi(path: str | None) -> str:
     return answer.stdout if answer.returncode == 0 else ""
 
 
-def listed_gpus(text: str) -> dict[str, str]:
+def parse_gpu_list(text: str) -> dict[str, str]:
     """Parse ``nvidia-smi -L``: index -> UUID of each GPU. Parts of a GPU (MIG) have their own names."""
     return dict(_LISTED.findall(text))
 
 
-def owned_gpus(addresses: Sequence[str], visible: str | None) -> tuple[str, ...]:
+def name_gpus(addresses: Sequence[str], visible: str | None) -> tuple[str, ...]:
     """Return the GPUs of one task under the names by which CUDA knows them.
 
     Args:
@@ -109,7 +109,7 @@ def owned_gpus(addresses: Sequence[str], visible: str | None) -> tuple[str, ...]
     return tuple(addresses)
 
 
-def visible_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
+def order_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
     """Return the devices that all ranks of one host see, ordered so that device `local_rank` is that rank's own.
 
     Args:
@@ -122,7 +122,7 @@ def visible_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
     return list(dict.fromkeys(gpu for column in columns for gpu in column if gpu is not None))
 
 
-def hosts_apart(host_ids: Sequence[str], tasks: Sequence[TaskGpus]) -> list[str]:
+def divide_hosts(host_ids: Sequence[str], tasks: Sequence[TaskGpus]) -> list[str]:
     """Return the host of each task, where each container that numbers its GPUs itself is a separate host.
 
     Args:
@@ -140,16 +140,16 @@ def hosts_apart(host_ids: Sequence[str], tasks: Sequence[TaskGpus]) -> list[str]
     ]
 
 
-def shared_gpus(tasks: Sequence[TaskGpus]) -> dict[str, list[int]]:
+def find_shared_gpus(tasks: Sequence[TaskGpus]) -> dict[str, list[int]]:
     """Find the GPUs of a host that several tasks have: UUID (name where it is unknown) -> indices of the tasks."""
     owners: dict[str, list[int]] = {}
     for index, task in enumerate(tasks):
-        for gpu, _ in task.named():
+        for gpu, _ in task.identify():
             owners.setdefault(gpu, []).append(index)
     return {gpu: indices for gpu, indices in owners.items() if len(indices) > 1}
 
 
-def pinning(tasks: Sequence[TaskGpus], local_rank: int, per_rank: float | None) -> Pinning:
+def pin_gpus(tasks: Sequence[TaskGpus], local_rank: int, per_rank: float | None) -> Pinning:
     """Return the GPU settings of the rank `local_rank` of a host.
 
     Args:
@@ -163,15 +163,15 @@ def pinning(tasks: Sequence[TaskGpus], local_rank: int, per_rank: float | None) 
     rank_gpus = tasks[local_rank]
     if not any(task.names for task in tasks):
         if per_rank == 0 and rank_gpus.there and rank_gpus.visible is None:
-            return Pinning({VISIBLE: ""}, _hidden(len(rank_gpus.there)))
+            return Pinning({VISIBLE: ""}, _describe_hidden_gpus(len(rank_gpus.there)))
         return Pinning({})
-    shared = shared_gpus(tasks)
+    shared = find_shared_gpus(tasks)
     notice = ""
     if shared:
         gpu, ranks = next(iter(shared.items()))
         sharing = f"local ranks {', '.join(map(str, ranks))} have the same GPU, {gpu}"
-        known = any(gpu == uuid for task in tasks for uuid in task.uuids)
-        if known and (per_rank or 0) >= 1:
+        is_identified = any(gpu == uuid for task in tasks for uuid in task.uuids)
+        if is_identified and (per_rank or 0) >= 1:
             raise ValueError(
                 f"{sharing}, though each was to have {per_rank:g} of its own: two executors of this host have "
                 "discovered the same GPUs. Let each worker announce its own "
@@ -185,14 +185,14 @@ def pinning(tasks: Sequence[TaskGpus], local_rank: int, per_rank: float | None) 
     parts = any(name.startswith("MIG-") for task in tasks for name in task.names)
     if parts and not shared and len(tasks) > 1:
         notice = "ranks have parts of GPUs (MIG), of which each sees its own only, as cuda:0"
-    devices = list(rank_gpus.names) if shared or parts else visible_devices([task.names for task in tasks])
+    devices = list(rank_gpus.names) if shared or parts else order_devices([task.names for task in tasks])
     variables = {VISIBLE: ",".join(devices)}
     if all(name.isdecimal() for name in devices):
         variables[ORDER] = "PCI_BUS_ID"  # the order of nvidia-smi, by which GPUs are discovered; CUDA's own is another
     return Pinning(variables, notice)
 
 
-def _hidden(count: int) -> str:
+def _describe_hidden_gpus(count: int) -> str:
     return (
         f"there {'is a GPU' if count == 1 else f'are {count} GPUs'} on this host, and this job does not see "
         f"{'it' if count == 1 else 'them'}, since it has asked Spark for none. Start the session with "

@@ -51,8 +51,8 @@ def parse_hosts(text: str) -> list[Host]:
         if match is None:
             where = "" if part == text else f"{text}: "
             raise ValueError(f"{where}{part!r} must have the form host:slots, such as localhost:2.")
-        parsed.append(_host(match))
-    return merged(parsed, text)
+        parsed.append(_make_host(match))
+    return merge_hosts(parsed, text)
 
 
 def read_hostfile(path: str) -> list[Host]:
@@ -71,15 +71,15 @@ def read_hostfile(path: str) -> list[Host]:
         if not text:
             continue
         try:
-            parsed.append(read_line(text))
+            parsed.append(parse_host_line(text))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
     if not parsed:
         raise ValueError(f"{path} has no hosts.")
-    return merged(parsed, path)
+    return merge_hosts(parsed, path)
 
 
-def read_line(text: str, default_slots: int = 1) -> Host:
+def parse_host_line(text: str, default_slots: int = 1) -> Host:
     """Parse ``host``, ``host:n`` or ``host slots=n``.
 
     Args:
@@ -91,7 +91,7 @@ def read_line(text: str, default_slots: int = 1) -> Host:
     match = _LINE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} must have the form: host slots=n.")
-    return _host(match, default_slots)
+    return _make_host(match, default_slots)
 
 
 def assign_hosts(hosts: Sequence[Host], size: int, source: str) -> list[Share]:
@@ -131,11 +131,11 @@ def is_here(name: str) -> bool:
     return True
 
 
-def _host(match: re.Match[str], default_slots: int = 1) -> Host:
+def _make_host(match: re.Match[str], default_slots: int = 1) -> Host:
     return Host(match["name"].strip("[]"), int(match["slots"] or default_slots))
 
 
-def merged(hosts: Iterable[Host], source: str) -> list[Host]:
+def merge_hosts(hosts: Iterable[Host], source: str) -> list[Host]:
     """Return each host once, with the slots of all its mentions.
 
     Args:

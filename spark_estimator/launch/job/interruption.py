@@ -40,7 +40,7 @@ class _RememberingHandler:
 
 
 @contextlib.contextmanager
-def remembered_interruption() -> Iterator[None]:
+def remember_interruption() -> Iterator[None]:
     """Have `raise_lost_interruption`, within the block, raise once more what the handler of SIGINT has raised.
 
     It has no effect in another thread than the main one, and where SIGINT is ignored or has no Python handler. A

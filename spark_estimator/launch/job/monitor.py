@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from spark_estimator.collectives.other_launchers.launchers import foreign_job
+from spark_estimator.collectives.other_launchers.launchers import find_foreign_job
 from spark_estimator.env import IGNORE_LAUNCHER_VARIABLE, Settings
 from spark_estimator.errors import JobTimeoutError, StartTimeoutError
 from spark_estimator.launch.job.events import (
@@ -27,14 +27,14 @@ from spark_estimator.launch.job.events import (
     ProgressReported,
     RecordReceived,
 )
-from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, first_failure
-from spark_estimator.launch.job.interruption import is_interruption, raise_lost_interruption, remembered_interruption
-from spark_estimator.log import logger
+from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, find_first_failure
+from spark_estimator.launch.job.interruption import is_interruption, raise_lost_interruption, remember_interruption
+from spark_estimator.log import get_logger
 from spark_estimator.observe.driver_log import announce, flush, print_line, print_message
 from spark_estimator.observe.status_line import StatusLine
 from spark_estimator.observe.training_records import TakeRecord
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 # Another rank may have failed on its own an instant before the first report: wait for its report.
 GRACE = timedelta(seconds=0.3)
@@ -69,7 +69,7 @@ class EventDisplay:
     _unshown: collections.deque[tuple[int, str, str]] = field(default_factory=collections.deque)
 
     def __post_init__(self) -> None:
-        _warn_of_copies()
+        _warn_about_copies()
 
     def report(self, text: str) -> None:
         """Print a line of the launcher's own on stderr."""
@@ -144,7 +144,7 @@ class JobMonitor:
     awaits_more: Callable[[], bool] | None = None
     reports: list[FailureReport] = field(default_factory=list)
 
-    @remembered_interruption()
+    @remember_interruption()
     def follow(self) -> None:
         """Return when the job has ended on its own, or has been ended after a failure (see `reports`).
 
@@ -162,7 +162,7 @@ class JobMonitor:
                     return
                 raise_lost_interruption()
                 if isinstance(event, Failed):
-                    decide_at = self._decision_time(decide_at)
+                    decide_at = self._choose_decision_time(decide_at)
                 is_due = decide_at is not None and time.monotonic() >= decide_at
                 if is_due and not (self.awaits_more is not None and self.awaits_more()):
                     self.stop("after that")
@@ -174,7 +174,7 @@ class JobMonitor:
                     self.clock()
         except BaseException as error:
             if not finished:
-                self.stop(_reason_to_stop(error))
+                self.stop(_explain_stop(error))
                 self._wait_for_the_end()
             raise
         finally:
@@ -187,11 +187,11 @@ class JobMonitor:
                 self.note(event.report)
             yield event
 
-    def _decision_time(self, before: float | None) -> float:
+    def _choose_decision_time(self, before: float | None) -> float:
         """Return when to stop the job after one more report: soon if the cause is known, else later."""
-        cause = first_failure(self.reports)
-        known = cause is not None and not cause.secondary
-        at = time.monotonic() + (GRACE if known else GRACE_WITHOUT_CAUSE).total_seconds()
+        cause = find_first_failure(self.reports)
+        is_cause_found = cause is not None and not cause.secondary
+        at = time.monotonic() + (GRACE if is_cause_found else GRACE_WITHOUT_CAUSE).total_seconds()
         return at if before is None else min(before, at)
 
     def _wait_for_the_end(self) -> bool:
@@ -210,22 +210,22 @@ class JobMonitor:
 
     def note(self, report: FailureReport) -> None:
         """Add a report, unless its rank already has one with more detail."""
-        for index, known in enumerate(self.reports):
-            if known.rank == report.rank >= 0:
-                is_explained = known.kind == report.kind == LOST and report.when <= known.when
-                if known.kind == STOPPED != report.kind or is_explained:
+        for index, existing in enumerate(self.reports):
+            if existing.rank == report.rank >= 0:
+                is_explained = existing.kind == report.kind == LOST and report.when <= existing.when
+                if existing.kind == STOPPED != report.kind or is_explained:
                     self.reports[index] = report
                 return
         self.reports.append(report)
 
 
 @functools.cache  # once in a program
-def _warn_of_copies() -> None:
+def _warn_about_copies() -> None:
     """Warn if a launcher such as mpirun runs several copies of this program, each of which starts the whole job."""
     switch = IGNORE_LAUNCHER_VARIABLE
     if Settings.read({switch: os.environ.get(switch, "")}).ignore_launcher:
         return
-    job = foreign_job()
+    job = find_foreign_job()
     if job is not None:
         _log.warning(
             "This program is %s. Each copy that gets here starts its own job, with the same folders and checkpoints. "
@@ -235,7 +235,7 @@ def _warn_of_copies() -> None:
         )
 
 
-def _reason_to_stop(error: BaseException) -> str:
+def _explain_stop(error: BaseException) -> str:
     if isinstance(error, (StartTimeoutError, JobTimeoutError)):
         return "because it timed out"
     if is_interruption(error) or not isinstance(error, Exception):
@@ -243,7 +243,7 @@ def _reason_to_stop(error: BaseException) -> str:
     return f"because the launcher failed: {error!r}"
 
 
-def say_when_done(threads: list[threading.Thread], events: EventQueue) -> None:
+def put_finished_after(threads: list[threading.Thread], events: EventQueue) -> None:
     """Put `Finished` into `events` once all `threads` have ended."""
 
     def wait() -> None:

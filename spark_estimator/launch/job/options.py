@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from spark_estimator.launch.job.attempts import Limits
-from spark_estimator.launch.job.environment import checked_environment
+from spark_estimator.launch.job.environment import check_environment
 from spark_estimator.observe.driver_log import ShowLine, print_line
 from spark_estimator.observe.status_line import ProgressDisplay
 from spark_estimator.observe.training_records import TakeRecord
@@ -60,7 +60,7 @@ class JobOptions:
             raise TypeError(f"verbose must be 0, 1 or 2; got {self.verbose!r}.")
         if self.start_timeout is not None and self.start_timeout <= timedelta(0):
             raise ValueError(f"start_timeout must be more than 0 seconds; got {self.start_timeout.total_seconds():g}.")
-        object.__setattr__(self, "environment", checked_environment(self.environment))
+        object.__setattr__(self, "environment", check_environment(self.environment))
 
     @property
     def progress_display(self) -> ProgressDisplay:

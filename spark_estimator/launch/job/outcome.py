@@ -15,22 +15,22 @@ from spark_estimator.observe.progress import Progress
 class Relay(Protocol):
     """Receives a worker's messages from its supervisor. Called in the supervisor's thread; must not block for long."""
 
-    def begun(self, rank: int, pid: int) -> None:
+    def note_begin(self, rank: int, pid: int) -> None:
         """Note that user code begins."""
 
-    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+    def pass_lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
         """Pass on lines of "stdout" or "stderr" that were read together, without their ends."""
 
     def log(self, rank: int, message: str) -> None:
         """Pass on a message for the person at the driver."""
 
-    def progress(self, rank: int, progress: Progress) -> None:
+    def note_progress(self, rank: int, progress: Progress) -> None:
         """Note how far the rank is; called once a second where ``JobSpec.progress`` asks for it."""
 
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
         """Pass on a record of an estimator's training."""
 
-    def failed(self, report: FailureReport) -> None:
+    def note_failure(self, report: FailureReport) -> None:
         """Note that the rank has failed; it may not have ended yet."""
 
 

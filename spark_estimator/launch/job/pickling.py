@@ -42,7 +42,7 @@ _ADVICE = (
 )
 
 
-def _with_its_file(code: types.CodeType) -> tuple[Any, ...]:
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     """Reduce code as cloudpickle does, but with its file's name for tracebacks, which cloudpickle 3.1.3 leaves out."""
     make, args = _reduced(code)
     return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in args)
@@ -51,7 +51,7 @@ def _with_its_file(code: types.CodeType) -> tuple[Any, ...]:
 _reduced = cloudpickle.Pickler.dispatch_table[types.CodeType]
 
 
-def _cached(function: Any) -> Any:
+def _reduce_cached_function(function: Any) -> Any:
     """Reduce what `functools.lru_cache` returns: by its name, as Python does, if another process can import that.
 
     Otherwise the receiver gets the function with an empty cache.
@@ -59,10 +59,10 @@ def _cached(function: Any) -> Any:
     if _is_importable(function):
         return function.__reduce__()
     parameters = function.cache_parameters()
-    return _with_cache, (function.__wrapped__, parameters["maxsize"], parameters["typed"])
+    return _restore_cache, (function.__wrapped__, parameters["maxsize"], parameters["typed"])
 
 
-def _with_cache(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+def _restore_cache(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
     return functools.lru_cache(maxsize, typed)(function)
 
 
@@ -82,7 +82,7 @@ class _Pickler(cloudpickle.Pickler):
     """Keeps each function's file and line for tracebacks, and takes more by value than cloudpickle does."""
 
     dispatch_table = ChainMap(
-        {types.CodeType: _with_its_file, CachedFunction: _cached}, cloudpickle.Pickler.dispatch_table
+        {types.CodeType: _reduce_code, CachedFunction: _reduce_cached_function}, cloudpickle.Pickler.dispatch_table
     )
 
     #: What is pickled stays in Spark's tasks, where accumulators count.
@@ -102,7 +102,7 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(thing)
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def describe_function(function: Callable[..., Any]) -> str:
     """Return how messages call a function: ``train()``."""
     inner = function.func if isinstance(function, functools.partial) else function
     return f"{getattr(inner, '__name__', type(inner).__name__)}()"
@@ -117,7 +117,7 @@ def dump_function(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     """
     check_call(function, args, kwargs)
     try:
-        return _dumped((function, tuple(args), dict(kwargs)))
+        return _dump((function, tuple(args), dict(kwargs)))
     except Exception as error:
         raise PicklingError(explain(function, args, kwargs, error)) from error
 
@@ -133,14 +133,14 @@ def dump_value(name: str, value: object, *, for_tasks: bool = False) -> bytes:
         PicklingError: something in it cannot be pickled; the text names it, its type and what to do.
     """
     try:
-        return _dumped(value, for_tasks=for_tasks)
+        return _dump(value, for_tasks=for_tasks)
     except Exception as error:
-        path = _path_to_culprit(_parts(value), set(), 0)
-        what = f"{name} {_sentence(path)}".replace(" ,", ",") if path else f"{name} cannot be pickled"
+        path = _find_culprit(_list_parts(value), set(), 0)
+        what = f"{name} {_describe_path(path)}".replace(" ,", ",") if path else f"{name} cannot be pickled"
         raise PicklingError(f"{what} ({type(error).__name__}: {error}).") from error
 
 
-def _dumped(value: object, *, for_tasks: bool = False) -> bytes:
+def _dump(value: object, *, for_tasks: bool = False) -> bytes:
     pickled = io.BytesIO()
     pickler = _Pickler(pickled)
     pickler.is_for_tasks = for_tasks
@@ -158,39 +158,39 @@ def check_call(function: Callable[..., Any], args: object, kwargs: object) -> No
         raise TypeError(
             f"run() needs the function to run on every rank, not {function!r} of type {type(function).__name__}."
         )
-    name = name_of(function)
-    if _is(function, inspect.iscoroutinefunction):
+    name = describe_function(function)
+    if _is_kind(function, inspect.iscoroutinefunction):
         raise TypeError(
             f"{name} is defined with `async def`: a call only makes a coroutine, which is never awaited. Pass a "
             f"function that runs it: def main(): return asyncio.run({name})."
         )
-    if _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction):
+    if _is_kind(function, inspect.isgeneratorfunction) or _is_kind(function, inspect.isasyncgenfunction):
         raise TypeError(
             f"{name} is a generator function (it has a `yield`): a call only makes a generator, which can't be "
             "returned from a rank. Pass a function that returns a value, such as a list."
         )
     if not isinstance(args, Sequence) or isinstance(args, (str, bytes, bytearray)):
         raise TypeError(
-            f"args must be a tuple or list, the positional arguments of {name}; got {_short(args)}. For a single "
+            f"args must be a tuple or list, the positional arguments of {name}; got {_quote(args)}. For a single "
             "argument write args=(value,), with a comma."
         )
     if kwargs is None:
         return
     if not isinstance(kwargs, Mapping):
-        raise TypeError(f"kwargs must be a dict, the keyword arguments of {name}; got {_short(kwargs)}.")
+        raise TypeError(f"kwargs must be a dict, the keyword arguments of {name}; got {_quote(kwargs)}.")
     for key in kwargs:
         if not isinstance(key, str):
             raise TypeError(f"kwargs must be a dict whose keys are parameter names of {name}; got the key {key!r}.")
 
 
-def _is(function: Callable[..., Any], kind: Callable[[Any], bool]) -> bool:
+def _is_kind(function: Callable[..., Any], kind: Callable[[Any], bool]) -> bool:
     """Return whether a function, what a partial calls, or an object's ``__call__``, is of a kind."""
     while isinstance(function, functools.partial):
         function = function.func
     return kind(function) or (not isinstance(function, type) and kind(type(function).__call__))
 
 
-def _short(value: object) -> str:
+def _quote(value: object) -> str:
     text = repr(value)
     text = text if len(text) <= _MOST_QUOTED else f"{text[:_MOST_QUOTED]}..."
     return f"{text} of type {type(value).__name__}"
@@ -219,29 +219,29 @@ def _load_value(pickled: bytes, function: str, rank: int) -> Any:
 
 def explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: BaseException) -> str:
     """Explain in a sentence or two what keeps the function, or its arguments, from being pickled."""
-    name = name_of(function)
+    name = describe_function(function)
     roots = [(f"receives the argument {key!r}", value) for key, value in kwargs.items()]
     roots += [(f"receives the positional argument {index}", value) for index, value in enumerate(args)]
-    path = _path_to_culprit(iter([*roots, *_parts(function)]), set(), 0)
+    path = _find_culprit(iter([*roots, *_list_parts(function)]), set(), 0)
     if not path:
         return f"{name} cannot be pickled: {type(error).__name__}: {error}"
     culprit = path[-1][1]
-    reason = _reason(culprit)
-    return f"{name} {_sentence(path)} ({type(reason).__name__}: {reason}). {_advice(path, name)}"
+    reason = _find_reason(culprit)
+    return f"{name} {_describe_path(path)} ({type(reason).__name__}: {reason}). {_advise(path, name)}"
 
 
-def _path_to_culprit(parts: Iterator[_Step], seen: set[int], depth: int) -> list[_Step]:
+def _find_culprit(parts: Iterator[_Step], seen: set[int], depth: int) -> list[_Step]:
     """Return the steps to the innermost thing that can't be pickled, of the first part that can't; [] if all can."""
     for label, part in parts:
-        if id(part) in seen or _reason(part) is None:
+        if id(part) in seen or _find_reason(part) is None:
             continue
         seen.add(id(part))
-        deeper = _path_to_culprit(_parts(part), seen, depth + 1) if depth < _MAX_DEPTH else []
+        deeper = _find_culprit(_list_parts(part), seen, depth + 1) if depth < _MAX_DEPTH else []
         return [(label, part), *deeper]
     return []
 
 
-def _sentence(path: list[_Step]) -> str:
+def _describe_path(path: list[_Step]) -> str:
     """Return ``uses the global 'state' (type dict), whose ['log'].file (type ...) cannot be pickled``."""
     text, access = "", ""
     for label, part in path:
@@ -250,25 +250,25 @@ def _sentence(path: list[_Step]) -> str:
             continue
         if access:
             text, access = f"{text}, whose {access}", ""
-        text += f"{', which ' if text else ''}{label} (type {_type_name(part)})"
+        text += f"{', which ' if text else ''}{label} (type {_get_type_name(part)})"
     if access:
-        return f"{text}, whose {access} (type {_type_name(path[-1][1])}) cannot be pickled"
+        return f"{text}, whose {access} (type {_get_type_name(path[-1][1])}) cannot be pickled"
     return f"{text}, which cannot be pickled"
 
 
-def _parts(whole: Any) -> Iterator[_Step]:
+def _list_parts(whole: Any) -> Iterator[_Step]:
     """Yield what pickling `whole` includes, each value with its relation: a verb phrase, ``.name`` or ``[key]``."""
     if isinstance(whole, types.FunctionType):
-        yield from _parts_of_function(whole)
+        yield from _list_function_parts(whole)
     elif isinstance(whole, CachedFunction):
-        yield f"calls {name_of(whole.__wrapped__)}", whole.__wrapped__  # type: ignore[attr-defined]
+        yield f"calls {describe_function(whole.__wrapped__)}", whole.__wrapped__  # type: ignore[attr-defined]
     elif isinstance(whole, types.MethodType):
-        yield f"is a method of a {_type_name(whole.__self__)}", whole.__self__
+        yield f"is a method of a {_get_type_name(whole.__self__)}", whole.__self__
         yield "calls its function", whole.__func__
     elif isinstance(whole, functools.partial):
         yield from ((f"receives the argument {key!r}", value) for key, value in whole.keywords.items())
         yield from ((f"receives the positional argument {index}", value) for index, value in enumerate(whole.args))
-        yield f"calls {name_of(whole.func)}", whole.func
+        yield f"calls {describe_function(whole.func)}", whole.func
     elif isinstance(whole, type):
         yield from (
             (f"has the class attribute {key!r}", value) for key, value in vars(whole).items() if key != "__dict__"
@@ -290,11 +290,11 @@ def _parts(whole: Any) -> Iterator[_Step]:
         yield f"is of the class {type(whole).__name__}", type(whole)
 
 
-def _parts_of_function(function: types.FunctionType) -> Iterator[_Step]:
+def _list_function_parts(function: types.FunctionType) -> Iterator[_Step]:
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with suppress(ValueError):  # a cell that is still empty
             yield f"uses the variable {variable!r} of the function around it", cell.cell_contents
-    for variable in _globals_named_in(function.__code__):
+    for variable in _list_global_names(function.__code__):
         if variable in function.__globals__:
             yield f"uses the global {variable!r}", function.__globals__[variable]
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
@@ -306,12 +306,12 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[_Step]:
     yield from ((f"has the attribute {key!r}", value) for key, value in vars(function).items())
 
 
-def _globals_named_in(code: types.CodeType) -> Iterator[str]:
+def _list_global_names(code: types.CodeType) -> Iterator[str]:
     """Yield names that the code, or a function in it, looks up; some are attributes, which does no harm."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _globals_named_in(constant)
+            yield from _list_global_names(constant)
 
 
 class _Nowhere(io.RawIOBase):
@@ -324,7 +324,7 @@ class _Nowhere(io.RawIOBase):
         return memoryview(content).nbytes
 
 
-def _reason(candidate: Any) -> BaseException | None:
+def _find_reason(candidate: Any) -> BaseException | None:
     """Return why a thing cannot be pickled; None when it can."""
     try:
         _Pickler(_Nowhere()).dump(candidate)
@@ -333,18 +333,18 @@ def _reason(candidate: Any) -> BaseException | None:
     return None
 
 
-def _type_name(thing: Any) -> str:
+def _get_type_name(thing: Any) -> str:
     kind = type(thing)
     return (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
 
 
-def _advice(path: list[_Step], function: str) -> str:
+def _advise(path: list[_Step], function: str) -> str:
     # Of the outermost thing that there is advice for: a session's fault is not the lock inside it.
-    names = [_type_name(part) for _, part in path]
-    what = next(
+    names = [_get_type_name(part) for _, part in path]
+    advice = next(
         (text for name in names for prefix, text in _ADVICE if name.startswith(prefix)),
         "create it inside {function}, or do not use it there",
     )
-    return f"To fix it: {what.format(function=function)}."
+    return f"To fix it: {advice.format(function=function)}."

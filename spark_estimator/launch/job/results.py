@@ -58,7 +58,7 @@ class RankManifest:
     log_problem: str = ""
 
 
-def rows_of(outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None = None) -> Iterator[ResultRow]:
+def make_rows(outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None = None) -> Iterator[ResultRow]:
     """Yield the rows in which a task returns how its worker ended.
 
     Args:
@@ -80,7 +80,7 @@ def rows_of(outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None =
         yield ResultRow(partition, outcome.rank, _CHUNK, seq, value[start : start + CHUNK_BYTES])
 
 
-def manifests_of(rows: Iterable[ResultRow]) -> list[RankManifest]:
+def read_manifests(rows: Iterable[ResultRow]) -> list[RankManifest]:
     """Return the manifests among `rows`, in rank order.
 
     Raises:
@@ -101,7 +101,7 @@ def manifests_of(rows: Iterable[ResultRow]) -> list[RankManifest]:
     return sorted(manifests, key=lambda manifest: manifest.rank)
 
 
-def verified_values(rows: Sequence[ResultRow], size: int, result_ranks: Collection[int]) -> list[bytes]:
+def verify_values(rows: Sequence[ResultRow], size: int, result_ranks: Collection[int]) -> list[bytes]:
     """Return the pickled values of some ranks, once everything that `size` ranks must have sent is here and whole.
 
     Args:
@@ -118,7 +118,7 @@ def verified_values(rows: Sequence[ResultRow], size: int, result_ranks: Collecti
             "Spark reported success but returned no rows: the driver's JVM most likely ran out of memory while it "
             "collected them. Raise spark.driver.memory, or return a smaller value."
         )
-    manifests = manifests_of(rows)
+    manifests = read_manifests(rows)
     ranks = [manifest.rank for manifest in manifests]
     if ranks != list(range(size)):
         raise ResultError(
@@ -128,22 +128,22 @@ def verified_values(rows: Sequence[ResultRow], size: int, result_ranks: Collecti
     for row in rows:
         if row.kind == _CHUNK:
             chunks[row.rank].append((row.seq, row.data))
-    return [_whole_value(manifests[rank], sorted(chunks[rank])) for rank in sorted(result_ranks)]
+    return [_join_chunks(manifests[rank], sorted(chunks[rank])) for rank in sorted(result_ranks)]
 
 
-def verified_value(rows: Sequence[ResultRow]) -> bytes:
+def verify_value(rows: Sequence[ResultRow]) -> bytes:
     """Return the pickled value of one rank, to which all these rows belong.
 
     Raises:
         ResultError: it is not here, or not whole.
     """
-    manifests = manifests_of(rows)
+    manifests = read_manifests(rows)
     if len(manifests) != 1:
         raise ResultError(f"Spark returned {len(manifests)} manifests of that rank, and not 1.")
-    return _whole_value(manifests[0], sorted((row.seq, row.data) for row in rows if row.kind == _CHUNK))
+    return _join_chunks(manifests[0], sorted((row.seq, row.data) for row in rows if row.kind == _CHUNK))
 
 
-def _whole_value(manifest: RankManifest, chunks: Sequence[tuple[int, bytes]]) -> bytes:
+def _join_chunks(manifest: RankManifest, chunks: Sequence[tuple[int, bytes]]) -> bytes:
     """Join the value of one rank, and check it by that rank's manifest; no pickle is empty, so neither is a value."""
     value = b"".join(bytes(data) for _, data in chunks)
     if not value or len(value) != manifest.bytes or hashlib.sha256(value).hexdigest() != manifest.sha256:

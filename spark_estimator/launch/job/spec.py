@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, new_job_id
-from spark_estimator.collectives.torch_variables import torch_variables
-from spark_estimator.compat.importer import worker_variables
-from spark_estimator.env import ATTEMPT_VARIABLE, Settings, horovod_variables
-from spark_estimator.launch.job.gpus import Pinning, TaskGpus, pinning
+from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous, host_id, make_job_id
+from spark_estimator.collectives.torch_variables import make_torch_variables
+from spark_estimator.compat.importer import make_worker_variables
+from spark_estimator.env import ATTEMPT_VARIABLE, Settings, make_horovod_variables
+from spark_estimator.launch.job.gpus import Pinning, TaskGpus, pin_gpus
 from spark_estimator.launch.job.options import MAX_RESULT_BYTES, JobOptions
-from spark_estimator.launch.job.pickling import dump_function, name_of
-from spark_estimator.launch.job.versions import own_versions
-from spark_estimator.observe.status_line import screen
+from spark_estimator.launch.job.pickling import describe_function, dump_function
+from spark_estimator.launch.job.versions import read_own_versions
+from spark_estimator.observe.status_line import find_screen
 from spark_estimator.peer_json import parse_object
 from spark_estimator.security.encryption import Policy, check_encryption
 
@@ -89,7 +89,7 @@ class JobSpec:
     channel: ChannelAddress | None = None
     max_result_bytes: int = MAX_RESULT_BYTES
     attempt: int = 1
-    versions: Mapping[str, str] = field(default_factory=own_versions, repr=False)
+    versions: Mapping[str, str] = field(default_factory=read_own_versions, repr=False)
     gpus_per_rank: float | None = None
     encrypted: bool = False
 
@@ -108,18 +108,18 @@ class JobSpec:
         """
         payload = dump_function(function, options.args, options.kwargs or {})
         return cls(
-            job_id=new_job_id(),
+            job_id=make_job_id(),
             size=size,
-            function=name_of(function),
+            function=describe_function(function),
             payload=payload,
-            environment={**worker_variables(), **(options.variables if environment is None else environment)},
+            environment={**make_worker_variables(), **(options.variables if environment is None else environment)},
             environment_if_unset=options.environment_if_unset,
-            preload=modules_to_preload(payload),
+            preload=find_modules_to_preload(payload),
             all_results=options.all_results,
             forward_lines=options.show_line is not None,
-            progress=screen(options.progress_display) is not None,
+            progress=find_screen(options.progress_display) is not None,
             driver_host_id=host_id(),
-            driver_sys_path=driver_sys_path(),
+            driver_sys_path=list_sys_path(),
             max_result_bytes=options.max_result_bytes,
             encrypted=requires_encryption(),
         )
@@ -236,7 +236,7 @@ def assign_ranks(host_ids: Sequence[str]) -> list[int]:
     return ranks
 
 
-def job_key(shares: Sequence[bytes], token: bytes, job_id: str) -> bytes:
+def derive_job_key(shares: Sequence[bytes], token: bytes, job_id: str) -> bytes:
     """Derive the key that all ranks compute alike from what each has contributed, 32 bytes.
 
     A process that has listened to the exchange knows the shares but not the token, which was sent with the task;
@@ -249,7 +249,7 @@ def job_key(shares: Sequence[bytes], token: bytes, job_id: str) -> bytes:
     return hashlib.sha256(b"".join(shares) + token + job_id.encode()).digest()
 
 
-def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec, endpoint: Endpoint) -> Rendezvous:
+def make_rendezvous(everyone: Sequence[TaskFacts], partition: int, job: JobSpec, endpoint: Endpoint) -> Rendezvous:
     """Make the rendezvous of the worker of `partition`.
 
     Args:
@@ -266,7 +266,9 @@ def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec, e
     )
     return Rendezvous(
         job_id=job.job_id,
-        key=job_key([facts.key_share for facts in everyone], job.channel.token if job.channel else b"", job.job_id),
+        key=derive_job_key(
+            [facts.key_share for facts in everyone], job.channel.token if job.channel else b"", job.job_id
+        ),
         rank=ranks[partition],
         peers=tuple(peers),
         listen_fd=endpoint.tcp.fileno(),
@@ -275,7 +277,7 @@ def rendezvous_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec, e
     )
 
 
-def pinning_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec) -> Pinning:
+def pin_worker_gpus(everyone: Sequence[TaskFacts], partition: int, job: JobSpec) -> Pinning:
     """Return the GPUs that the worker of `partition` shall see.
 
     Raises:
@@ -283,21 +285,21 @@ def pinning_of(everyone: Sequence[TaskFacts], partition: int, job: JobSpec) -> P
     """
     host = everyone[partition].host_id
     here = [number for number, facts in enumerate(everyone) if facts.host_id == host]
-    return pinning([everyone[number].gpus for number in here], here.index(partition), job.gpus_per_rank)
+    return pin_gpus([everyone[number].gpus for number in here], here.index(partition), job.gpus_per_rank)
 
 
-def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, str] | None = None) -> WorkerSpec:
+def make_worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, str] | None = None) -> WorkerSpec:
     """Make the spec that the calling supervisor sends to the worker that becomes `rendezvous.rank`.
 
     Args:
         variables: more of this worker's own: CUDA_VISIBLE_DEVICES among them.
     """
     peer = rendezvous.peers[rendezvous.rank]
-    environment = {**horovod_variables(rendezvous.topology, peer.host), **(variables or {})}
+    environment = {**make_horovod_variables(rendezvous.topology, peer.host), **(variables or {})}
     if rendezvous.awaited:  # not known yet
         environment = {name: value for name, value in environment.items() if not name.endswith(("_RANK", "_SIZE"))}
     else:
-        environment |= torch_variables(rendezvous)
+        environment |= make_torch_variables(rendezvous)
     environment[ATTEMPT_VARIABLE] = str(job.attempt)
     sys_path = list(sys.path)
     if job.driver_host_id == host_id():
@@ -318,7 +320,7 @@ def worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, st
     )
 
 
-def modules_to_preload(payload: bytes) -> tuple[str, ...]:
+def find_modules_to_preload(payload: bytes) -> tuple[str, ...]:
     """Find the frameworks that the driver has loaded and the payload names: importing them early hides their cost.
 
     Args:
@@ -336,6 +338,6 @@ def _has_name(payload: bytes, part: bytes) -> bool:
     return False
 
 
-def driver_sys_path() -> tuple[str, ...]:
+def list_sys_path() -> tuple[str, ...]:
     """Return this process's module search path, with the current folder spelled out."""
     return tuple(entry or os.getcwd() for entry in sys.path)

@@ -15,7 +15,7 @@ _COMPARED = ("torch", "numpy", "cloudpickle", "pyarrow")
 
 
 @functools.cache
-def own_versions() -> Mapping[str, str]:
+def read_own_versions() -> Mapping[str, str]:
     """Return name -> version here; '' for packages that are not installed. Nothing is imported."""
     versions = {PYTHON: platform.python_version(), OURS: __version__}
     for name in _COMPARED:
@@ -26,14 +26,14 @@ def own_versions() -> Mapping[str, str]:
     return versions
 
 
-def refusal(driver: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+def explain_refusal(driver: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """Return why an executor cannot run the driver's job, as what a rank "runs"; '' when it can."""
     if theirs[OURS] != driver.get(OURS):
         return (
             f"runs spark_estimator {theirs[OURS]}, but the driver runs {driver.get(OURS)}: install the same version "
             "on both."
         )
-    if _minor(theirs[PYTHON]) != _minor(driver.get(PYTHON, "")):
+    if _get_minor(theirs[PYTHON]) != _get_minor(driver.get(PYTHON, "")):
         return (
             f"runs Python {theirs[PYTHON]}, but the driver runs {driver.get(PYTHON)}: pickled functions can't be "
             "loaded across Python versions. Before creating the session, set PYSPARK_PYTHON to a Python of the "
@@ -42,7 +42,7 @@ def refusal(driver: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     return ""
 
 
-def differences(driver: Mapping[str, str], everyone: Sequence[tuple[str, Mapping[str, str]]]) -> str:
+def describe_differences(driver: Mapping[str, str], everyone: Sequence[tuple[str, Mapping[str, str]]]) -> str:
     """Describe the differences between driver and executors, in one line; '' for none.
 
     Args:
@@ -60,5 +60,5 @@ def differences(driver: Mapping[str, str], everyone: Sequence[tuple[str, Mapping
     return f"driver and executors have different versions, which may cause errors: {'; '.join(texts)}" if texts else ""
 
 
-def _minor(version: str) -> list[str]:
+def _get_minor(version: str) -> list[str]:
     return version.split(".")[:2]

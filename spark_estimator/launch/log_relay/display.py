@@ -20,7 +20,7 @@ class TextStream(Protocol):
     def write(self, text: str, /) -> Any: ...
 
 
-def lines_to(
+def make_line_printer(
     stdout: TextStream | None = None, stderr: TextStream | None = None, *, with_time: bool = False
 ) -> ShowLine:
     """Make a function that shows each line as ``[rank]<stdout>:text`` or ``[rank]<stderr>:text``, like Horovod.

@@ -85,7 +85,7 @@ class LastLines:
             if self._ops:
                 self._ops -= 1
                 return
-            self._ops = last_ops.announced(line)
+            self._ops = last_ops.parse_head(line)
             if self._ops:
                 return
         self._lines.append(line)

@@ -22,7 +22,7 @@ _READ_BYTES = 1 << 20
 _LINE = re.compile(r"<(stdout|stderr)>:(.*)", re.DOTALL)
 
 
-def file_of(folder: Path, rank: int, number: int) -> Path:
+def make_log_path(folder: Path, rank: int, number: int) -> Path:
     """Return the path of a rank's file; `number` counts its files, where it needs several."""
     return folder / (f"rank.{rank}.{number}.log" if number else f"rank.{rank}.log")
 
@@ -49,7 +49,7 @@ class LogWriter:
         self._thread = threading.Thread(target=self._write_on, name="spark_estimator log file", daemon=True)
         self._thread.start()
 
-    def line(self, stream: str, text: str) -> bool:
+    def add_line(self, stream: str, text: str) -> bool:
         """Add a line of "stdout" or "stderr", or a message (""); False when nothing can be written any more."""
         with self._lock:
             if self.error is not None:
@@ -65,7 +65,7 @@ class LogWriter:
             self._keep(stream, text)
         return True
 
-    def unwritten(self) -> list[tuple[str, str]]:
+    def take_unwritten(self) -> list[tuple[str, str]]:
         """Return the lines that cannot be written, once there is an `error`; each is returned once."""
         with self._lock:
             if self.error is None:
@@ -89,7 +89,7 @@ class LogWriter:
                 lines, self._waiting, self._waiting_bytes = self._waiting, [], 0
             try:
                 if lines:
-                    self._write("".join(self._written(*line) for line in lines).encode("utf-8", "replace"))
+                    self._write("".join(self._format(*line) for line in lines).encode("utf-8", "replace"))
             except Exception as error:  # without memory, for one
                 with self._lock:
                     self.error = error
@@ -98,7 +98,7 @@ class LogWriter:
             if last:
                 return
 
-    def _written(self, stream: str, text: str) -> str:
+    def _format(self, stream: str, text: str) -> str:
         """Return a line as the file has it; a message may be several."""
         if stream:
             parts = [f"[{self._rank}]<{stream}>:{text}"]
@@ -109,7 +109,7 @@ class LogWriter:
 
     def _write(self, piece: bytes) -> None:
         """Append whole lines. Raises OSError if the file system allows no way to write them."""
-        path = file_of(self._folder, self._rank, self._number)
+        path = make_log_path(self._folder, self._rank, self._number)
         try:
             if not self._number and not path.exists():
                 file_modes.make_folders(str(self._folder))
@@ -121,7 +121,7 @@ class LogWriter:
             if not path.exists():
                 raise
             self._number += 1  # it can be written once
-            with open(file_of(self._folder, self._rank, self._number), "wb", opener=file_modes.opener) as file:
+            with open(make_log_path(self._folder, self._rank, self._number), "wb", opener=file_modes.opener) as file:
                 file.write(piece)
 
 
@@ -135,13 +135,13 @@ class LogReader:
     def __init__(self, folder: Path, size: int) -> None:
         self.read = [0] * size
         self._folder = folder
-        self._places = [(0, 0)] * size  # number of the file, bytes of it
+        self._positions = [(0, 0)] * size  # number of the file, bytes of it
         self._pending = [b""] * size
 
-    def lines(self) -> Iterator[tuple[int, str, str]]:
+    def read_lines(self) -> Iterator[tuple[int, str, str]]:
         """Yield what is new: (rank, "stdout", "stderr" or "" for a message, text), each rank's in its order."""
         for rank in range(len(self.read)):
-            while piece := self._piece(rank):
+            while piece := self._read_piece(rank):
                 *whole, self._pending[rank] = (self._pending[rank] + piece).split(b"\n")
                 for line in whole:
                     self.read[rank] += 1
@@ -149,17 +149,17 @@ class LogReader:
                     match = _LINE.fullmatch(text)
                     yield (rank, match[1], match[2]) if match else (rank, "", text.removeprefix(" "))
 
-    def _piece(self, rank: int) -> bytes:
+    def _read_piece(self, rank: int) -> bytes:
         """Return more of a rank's files; b"" when there is none yet."""
-        number, offset = self._places[rank]
+        number, offset = self._positions[rank]
         for candidate, start in ((number, offset), (number + 1, 0)):
             try:
-                with file_of(self._folder, rank, candidate).open("rb") as file:
+                with make_log_path(self._folder, rank, candidate).open("rb") as file:
                     file.seek(start)
                     piece = file.read(_READ_BYTES)
             except OSError:  # not there yet
                 continue
             if piece:
-                self._places[rank] = candidate, start + len(piece)
+                self._positions[rank] = candidate, start + len(piece)
                 return piece
         return b""

@@ -17,7 +17,7 @@ from typing import Any
 
 from spark_estimator.errors import ResultError
 from spark_estimator.launch.job.events import Event, LauncherMessage, Lines, Message
-from spark_estimator.launch.job.results import RankManifest, ResultRow, manifests_of
+from spark_estimator.launch.job.results import RankManifest, ResultRow, read_manifests
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.log_files import INTERVAL_SECONDS, LogReader, LogWriter
 from spark_estimator.observe.driver_log import coloured, printable
@@ -51,9 +51,9 @@ class UnsentLines:
         if self._folder is not None:
             if self._writer is None:
                 self._writer = LogWriter(self._folder, rank)
-            if self._writer.line(stream, text):
+            if self._writer.add_line(stream, text):
                 return []
-            return self._keep([*self._writer.unwritten(), (stream, text)])
+            return self._keep([*self._writer.take_unwritten(), (stream, text)])
         return self._keep([(stream, text)])
 
     def close(self) -> list[tuple[str, str]]:
@@ -61,7 +61,7 @@ class UnsentLines:
         if self._writer is None:
             return []
         self._writer.close()
-        return self._keep(self._writer.unwritten())
+        return self._keep(self._writer.take_unwritten())
 
     def _keep(self, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
         for stream, text in lines:
@@ -103,7 +103,7 @@ class LateLines:
         if self._reader is not None:
             self._thread.start()
         if not connected and job.forward_lines:
-            self._say_which()
+            self._announce_transport()
 
     def end(self) -> None:
         """Look for no more lines. Idempotent."""
@@ -117,7 +117,7 @@ class LateLines:
         """
         manifests: list[RankManifest] = []
         with contextlib.suppress(ResultError):  # the code that reads the values raises it
-            manifests = manifests_of(rows or [])
+            manifests = read_manifests(rows or [])
         if self._reader is not None:
             self.end()
             self._thread.join(_PATIENCE.total_seconds())
@@ -132,9 +132,9 @@ class LateLines:
 
     def _read(self) -> None:
         assert self._reader is not None
-        for rank, stream, text in self._reader.lines():
-            self._say_which()
-            self._put(_event(rank, stream, text))
+        for rank, stream, text in self._reader.read_lines():
+            self._announce_transport()
+            self._put(_make_event(rank, stream, text))
 
     def _read_to_the_end(self, manifests: Sequence[RankManifest]) -> None:
         assert self._reader is not None
@@ -161,27 +161,27 @@ class LateLines:
                 )
             )
         elif manifest.lines:
-            self._say_which()
+            self._announce_transport()
         if manifest.left_out:
             text = f"[{manifest.left_out} earlier lines are in its executor's log]"
-            self._put(_event(manifest.rank, "stdout" if self._job.forward_lines else "", text))
+            self._put(_make_event(manifest.rank, "stdout" if self._job.forward_lines else "", text))
         for stream, text in manifest.lines:
-            self._put(_event(manifest.rank, stream, text))
+            self._put(_make_event(manifest.rank, stream, text))
 
-    def _say_which(self) -> None:
+    def _announce_transport(self) -> None:
         if self._transport_announced:
             return
         self._transport_announced = True
-        what = "lines" if self._job.forward_lines else "log_to_driver messages"
+        kind = "lines" if self._job.forward_lines else "log_to_driver messages"
         if self._reader is not None:
-            where = f"the ranks' {what} are sent through files in {self._folder}"
+            transport = f"the ranks' {kind} are sent through files in {self._folder}"
         else:
-            where = (
-                f"the last {MOST_LINES} {what} of each rank are shown after the job succeeds; the executors' logs have "
+            transport = (
+                f"the last {MOST_LINES} {kind} of each rank are shown after the job succeeds; the executors' logs have "
                 "all. To see them earlier, set SPARK_ESTIMATOR_LOG_DIR to a folder that executors and driver share"
             )
-        self._put(LauncherMessage(f"the executors can't connect to the driver: {where}."))
+        self._put(LauncherMessage(f"the executors can't connect to the driver: {transport}."))
 
 
-def _event(rank: int, stream: str, text: str) -> Event:
+def _make_event(rank: int, stream: str, text: str) -> Event:
     return Lines(rank, stream, [coloured(text)]) if stream else Message(rank, printable(text))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO
 
-from spark_estimator.errors import without_links
+from spark_estimator.errors import remove_links
 from spark_estimator.launch.job.outcome import Relay
 from spark_estimator.launch.log_relay.lines import LastLines, LineSplitter, StartUpLines
 from spark_estimator.observe.driver_log import printable
@@ -89,7 +89,7 @@ class WorkerOutput:
         for name, splitter in self._splitters.items():
             self._pass_on(name, splitter.flush())
         if self._start_up and (left_out := self._start_up.flush()):
-            self._relay.lines(self._identity.rank, "stderr", left_out)
+            self._relay.pass_lines(self._identity.rank, "stderr", left_out)
 
     @property
     def tail(self) -> str:
@@ -107,7 +107,7 @@ class WorkerOutput:
     @property
     def python_error(self) -> str:
         """Return the last line of the traceback with which stderr ends, safe to print; '' if there is none."""
-        lines = [line for line in self._stderr_tail if without_links(line).strip()]
+        lines = [line for line in self._stderr_tail if remove_links(line).strip()]
         above, last = ["", "", *lines][-2:]
         return printable(last) if above.startswith("  ") and re.match(r"[\w.]+(:|$)", last) else ""
 
@@ -125,4 +125,4 @@ class WorkerOutput:
         if stream == "stderr" and self._start_up:
             lines = self._start_up.without(lines)
         if lines:
-            self._relay.lines(self._identity.rank, stream, lines)
+            self._relay.pass_lines(self._identity.rank, stream, lines)

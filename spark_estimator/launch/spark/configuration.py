@@ -30,7 +30,7 @@ class Configuration:
         except Exception:  # some platforms forbid reading some settings
             return None
 
-    def known(self, name: str) -> str | None:
+    def get_or_raise(self, name: str) -> str | None:
         """Return the value of a setting; None only when it is not set.
 
         Raises:
@@ -42,7 +42,7 @@ class Configuration:
             value = str(self._spark.sql(f"SET {name}").collect()[0][1])
             return None if value == UNDEFINED else value
 
-    def number(self, name: str) -> float | None:
+    def get_number(self, name: str) -> float | None:
         """Return the value of a numeric setting; None when it is not set or not a number."""
         try:
             return float(self.get(name) or "")
@@ -69,7 +69,7 @@ def is_true(value: str | None) -> bool:
     return (value or "").strip().lower() == "true"
 
 
-def wanted_gpus(conf: Configuration) -> float:
+def get_gpus_per_rank(conf: Configuration) -> float:
     """Return how many GPUs, or which part of one, each rank gets; 0 for none.
 
     The value of `GPUS_PER_RANK`; else what the session asks for every task; else, one, if its executors have GPUs
@@ -77,21 +77,21 @@ def wanted_gpus(conf: Configuration) -> float:
     """
     if conf.is_local:
         return 0.0
-    gpus = conf.number(GPUS_PER_RANK)
-    per_task = conf.number(GPUS_PER_TASK) if gpus is None else gpus
+    gpus = conf.get_number(GPUS_PER_RANK)
+    per_task = conf.get_number(GPUS_PER_TASK) if gpus is None else gpus
     if per_task is None:
-        return 1.0 if conf.number(GPUS_PER_EXECUTOR) else 0.0
+        return 1.0 if conf.get_number(GPUS_PER_EXECUTOR) else 0.0
     return per_task
 
 
 def needs_profile(conf: Configuration) -> bool:
     """Return whether ranks want other GPUs than the session's tasks get: this stage then needs its own profile."""
-    return wanted_gpus(conf) != (conf.number(GPUS_PER_TASK) or 0.0) and not conf.is_local
+    return get_gpus_per_rank(conf) != (conf.get_number(GPUS_PER_TASK) or 0.0) and not conf.is_local
 
 
-def executor_cores(conf: Configuration) -> int | None:
+def get_executor_cores(conf: Configuration) -> int | None:
     """Return the cores of each executor; None if the settings do not define it."""
     if match := LOCAL_CLUSTER.fullmatch(conf.master):
         return int(match[2])
-    cores = conf.number("spark.executor.cores")
+    cores = conf.get_number("spark.executor.cores")
     return int(cores) if cores else None

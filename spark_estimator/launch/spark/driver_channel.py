@@ -15,16 +15,16 @@ from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.configuration import Configuration
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.launch.spark.rank_registration import DriverRegistration, RankRegistration
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.observe import frames
-from spark_estimator.observe.driver_address import driver_address
+from spark_estimator.observe.driver_address import find_driver_address
 from spark_estimator.observe.driver_server import DriverServer
-from spark_estimator.observe.silence import lost_after
+from spark_estimator.observe.silence import choose_loss_seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 _OF_LOSSES = (frames.SILENT, frames.HEARD, frames.GONE)
 
@@ -50,7 +50,7 @@ def address_for_executors(spark: SparkSession, needed_for: str = "") -> str | No
         )
     host = Configuration(spark).get("spark.driver.host") or ""
     try:
-        return driver_address(host)
+        return find_driver_address(host)
     except OSError as error:
         if not needed_for:
             _log.info("no driver channel: %s", error)
@@ -101,7 +101,7 @@ class DriverChannel:
                 job.job_id,
                 job.size,
                 self._receive,
-                lost_after(Settings.read()),
+                choose_loss_seconds(Settings.read()),
                 encrypted=job.encrypted,
                 approve=self.registration.approve,
             )
@@ -122,7 +122,9 @@ class DriverChannel:
 
     def find_repeated(self) -> list[FailureReport]:
         """Return the reports on ranks that have ended, and whose tasks Spark has started again."""
-        return [self.ranks.repeated(number) for number in self.registration.repeated(self.count_connected())]
+        return [
+            self.ranks.report_repeated(number) for number in self.registration.find_repeated(self.count_connected())
+        ]
 
     def stop(self, reason: str) -> None:
         """Have every connected supervisor end its worker, also those that connect later. Idempotent."""
@@ -146,7 +148,7 @@ class DriverChannel:
             self.registration.add(partition, frame["facts"])
         elif frame["kind"] == frames.GATHER:
             self.registration.give_up(f"partition {partition} could not reach the driver in time")
-        elif frame["kind"] != frames.GONE or not self.registration.gone(partition):
+        elif frame["kind"] != frames.GONE or not self.registration.remove(partition):
             event = self.ranks.take(partition, frame)
             if event is not None and (frame["kind"] not in _OF_LOSSES or self._is_running()):
                 self._put(event)

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.spark_settings import BARRIER
-from spark_estimator.launch.spark.configuration import GPUS_PER_EXECUTOR, Configuration, executor_cores, wanted_gpus
+from spark_estimator.launch.spark.configuration import (
+    GPUS_PER_EXECUTOR,
+    Configuration,
+    get_executor_cores,
+    get_gpus_per_rank,
+)
 
 ENABLED = "spark.dynamicAllocation.enabled"
 _MOST = "spark.dynamicAllocation.maxExecutors"
@@ -38,9 +43,9 @@ def has_dynamic_allocation(conf: Configuration) -> bool:
     return conf.is_true(ENABLED) and not conf.is_local
 
 
-def on_demand(conf: Configuration) -> bool:
+def grows_on_demand(conf: Configuration) -> bool:
     """Return whether more executors may come once tasks wait for them, so that the slots of now are no limit."""
-    return not conf.is_local and (has_dynamic_allocation(conf) or _barrier_setting(conf) is False)
+    return not conf.is_local and (has_dynamic_allocation(conf) or _read_barrier_setting(conf) is False)
 
 
 def uses_barrier(conf: Configuration) -> bool:
@@ -50,7 +55,7 @@ def uses_barrier(conf: Configuration) -> bool:
         PreflightError: the session asks for a barrier stage that Spark would refuse, or the setting has an
             invalid value.
     """
-    setting = _barrier_setting(conf)
+    setting = _read_barrier_setting(conf)
     if setting and has_dynamic_allocation(conf):
         raise PreflightError(
             f"{BARRIER} is true, but {ENABLED} is true, too, and Spark starts no barrier stage then. Unset one of them."
@@ -58,33 +63,33 @@ def uses_barrier(conf: Configuration) -> bool:
     return not has_dynamic_allocation(conf) if setting is None else setting
 
 
-def ceiling(conf: Configuration, size: int) -> Ceiling | None:
+def find_ceiling(conf: Configuration, size: int) -> Ceiling | None:
     """Find the setting that keeps a session from ever having `size` slots at once; None: no setting shows that."""
-    slots = _slots_per_executor(conf)
+    slots = _count_slots_per_executor(conf)
     if not slots:
         return None
     each = f"{slots} {'slot' if slots == 1 else 'slots'} each"
     executors = math.ceil(size / slots)
     ceilings = []
-    most = conf.number(_MOST)
+    most = conf.get_number(_MOST)
     if most is not None and has_dynamic_allocation(conf):
         remedy = f"Start the session with {_MOST}={executors} or more"
         ceilings.append(Ceiling(int(most) * slots, f"{most:.0f} executors ({_MOST}) with {each}", remedy))
-    cores, cores_each = conf.number(_CORES), executor_cores(conf)
+    cores, cores_each = conf.get_number(_CORES), get_executor_cores(conf)
     if cores is not None and cores_each and conf.master.startswith("spark://"):
         count = int(cores) // cores_each
         text = f"{count} executors of {cores_each} cores ({_CORES}={cores:.0f}) with {each}"
         ceilings.append(Ceiling(count * slots, text, f"Start the session with {_CORES}={executors * cores_each}"))
-    ratio = conf.number(_RATIO)
+    ratio = conf.get_number(_RATIO)
     if ratio is not None and has_dynamic_allocation(conf):
-        count = max(math.ceil(size * ratio / slots), int(conf.number(_LEAST) or 0))
+        count = max(math.ceil(size * ratio / slots), int(conf.get_number(_LEAST) or 0))
         text = f"{count} executors with {each}, as {_RATIO} is {ratio:g}"
         ceilings.append(Ceiling(count * slots, text, f"Start the session with {_RATIO}=1"))
     lowest = min(ceilings, key=lambda limit: limit.count, default=None)
     return lowest if lowest is not None and lowest.count < size else None
 
 
-def _barrier_setting(conf: Configuration) -> bool | None:
+def _read_barrier_setting(conf: Configuration) -> bool | None:
     value = conf.get(BARRIER)
     if value is None:
         return None
@@ -93,11 +98,11 @@ def _barrier_setting(conf: Configuration) -> bool | None:
     return value.strip().lower() == "true"
 
 
-def _slots_per_executor(conf: Configuration) -> int | None:
+def _count_slots_per_executor(conf: Configuration) -> int | None:
     """Return how many ranks one executor can run; None if the settings do not define it."""
-    cores = executor_cores(conf) or (1 if conf.master.startswith(_ONE_CORE) else None)
+    cores = get_executor_cores(conf) or (1 if conf.master.startswith(_ONE_CORE) else None)
     if cores is None:
         return None
-    slots = cores // int(conf.number("spark.task.cpus") or 1)
-    gpus, gpus_per_rank = conf.number(GPUS_PER_EXECUTOR), wanted_gpus(conf)
+    slots = cores // int(conf.get_number("spark.task.cpus") or 1)
+    gpus, gpus_per_rank = conf.get_number(GPUS_PER_EXECUTOR), get_gpus_per_rank(conf)
     return min(slots, int(gpus / gpus_per_rank)) if gpus and gpus_per_rank else slots

@@ -23,20 +23,20 @@ _SPARK_ENCRYPTS = (
 )
 
 
-def encryption_of(spark: SparkSession) -> tuple[bool, str]:
+def decide_encryption(spark: SparkSession) -> tuple[bool, str]:
     """Decide whether a job in this session encrypts its connections, and why, for people.
 
     Raises:
         PreflightError: the session's setting has another value.
         EncryptionUnavailableError: it would encrypt, and this host can't.
     """
-    encrypted, reason = _decided(Configuration(spark))
+    encrypted, reason = _decide(Configuration(spark))
     if encrypted:
         check_encryption()
     return encrypted, reason
 
 
-def spool_variables(spark: SparkSession) -> dict[str, str]:
+def choose_spool_variables(spark: SparkSession) -> dict[str, str]:
     """Choose variables for workers whose hosts don't set them: rows stay in memory where Spark encrypts its files.
 
     Spark's key for its files does not reach the workers, and a file that is mapped into memory can't be decrypted
@@ -45,22 +45,22 @@ def spool_variables(spark: SparkSession) -> dict[str, str]:
     return {SPOOL_VARIABLE: IN_MEMORY} if Configuration(spark).is_true(_SPARK_ENCRYPTS_FILES) else {}
 
 
-def _decided(conf: Configuration) -> tuple[bool, str]:
-    policy, source = _policy(conf)
+def _decide(conf: Configuration) -> tuple[bool, str]:
+    policy, source = _read_policy(conf)
     if policy is not Policy.AUTO:
         return policy is Policy.REQUIRE, source
     if conf.is_local:
         return False, "all ranks are on the driver's host"
     for name in _SPARK_ENCRYPTS:
         try:
-            if is_true(conf.known(name)):
+            if is_true(conf.get_or_raise(name)):
                 return True, f"{name} is true"
         except Exception as error:  # each kind of session has its own errors
             return True, f"this session doesn't show {name} ({type(error).__name__}), so Spark may encrypt its traffic"
     return False, "Spark's own traffic is not encrypted"
 
 
-def _policy(conf: Configuration) -> tuple[Policy, str]:
+def _read_policy(conf: Configuration) -> tuple[Policy, str]:
     stated = conf.get(ENCRYPTION)
     if stated is not None and stated.strip():  # empty is not set, as for a variable
         try:

@@ -22,19 +22,25 @@ from spark_estimator.errors import (
     PythonEnvironmentError,
     SparkEstimatorError,
 )
-from spark_estimator.launch.job.interruption import is_interruption, remembered_interruption
+from spark_estimator.launch.job.interruption import is_interruption, remember_interruption
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import check_call
-from spark_estimator.launch.spark.configuration import Configuration, wanted_gpus
-from spark_estimator.launch.spark.dynamic_allocation import on_demand
+from spark_estimator.launch.spark.configuration import Configuration, get_gpus_per_rank
+from spark_estimator.launch.spark.dynamic_allocation import grows_on_demand
 from spark_estimator.launch.spark.row_writer import Rows
-from spark_estimator.launch.spark.slots import check_session, count_slots, default_size, most_slots, require_slots
-from spark_estimator.log import logger
+from spark_estimator.launch.spark.slots import (
+    check_session,
+    choose_default_size,
+    count_slots,
+    find_slot_limit,
+    require_slots,
+)
+from spark_estimator.log import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 #: How many ranks: a number, or what chooses one for the session.
 Size = int | Callable[["SparkSession"], int]
@@ -69,13 +75,13 @@ def run_in_session(
         Others as ``stage_job.run_on_spark``.
     """
     check_call(function, options.args, options.kwargs)
-    options = with_start_timeout(options, has_rows=rows is not None)
-    with interruption_in_words(caller):
-        spark, number = session_and_size(size, caller, size_word)
+    options = add_start_timeout(options, has_rows=rows is not None)
+    with explain_interruption(caller):
+        spark, number = find_session_and_size(size, caller, size_word)
         return _run(spark, function, number, options, rows, recovers)
 
 
-@remembered_interruption()  # once more: a new session has a new handler
+@remember_interruption()  # once more: a new session has a new handler
 def _run(
     spark: SparkSession,
     function: Callable[..., Any],
@@ -87,7 +93,7 @@ def _run(
     """Run the job as `run_in_session`, in its session."""
     replaces = recovers and rows is None and options.limits.max_restarts
     # Single ranks can be replaced where the tasks have the driver channel, and get no GPUs from Spark.
-    if replaces and Settings.read().driver_channel and not wanted_gpus(Configuration(spark)):
+    if replaces and Settings.read().driver_channel and not get_gpus_per_rank(Configuration(spark)):
         from spark_estimator.launch.spark.elastic.replacing import run_replacing
 
         try:
@@ -101,7 +107,7 @@ def _run(
     return run_on_spark(spark, function, number, options, rows=rows)
 
 
-def with_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOptions:
+def add_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOptions:
     """Return the options, with `HOROVOD_SPARK_START_TIMEOUT` where they have no start_timeout.
 
     Args:
@@ -118,7 +124,7 @@ def with_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOpt
 
 
 @contextlib.contextmanager
-def interruption_in_words(caller: str) -> Iterator[None]:
+def explain_interruption(caller: str) -> Iterator[None]:
     """Have an interruption of the block name what was interrupted; py4j logs no stacks for it.
 
     Args:
@@ -134,7 +140,7 @@ def interruption_in_words(caller: str) -> Iterator[None]:
     root = logging.getLogger()  # by which py4j logs this
     root.addFilter(keep)
     try:
-        with remembered_interruption():
+        with remember_interruption():
             yield
     except KeyboardInterrupt as interruption:
         if str(interruption):
@@ -149,13 +155,13 @@ def interruption_in_words(caller: str) -> Iterator[None]:
         root.removeFilter(keep)
 
 
-def session_and_size(size: Size, caller: str, size_word: str = "num_proc") -> tuple[SparkSession, int]:
+def find_session_and_size(size: Size, caller: str, size_word: str = "num_proc") -> tuple[SparkSession, int]:
     """Return the session in which a job would run, and its number of ranks, for which there are slots.
 
     Raises:
         PreflightError: it could not run.
     """
-    spark = _session(0 if callable(size) else size, caller)
+    spark = _find_session(0 if callable(size) else size, caller)
     check_session(spark)
     if callable(size):
         return spark, size(spark)
@@ -163,7 +169,7 @@ def session_and_size(size: Size, caller: str, size_word: str = "num_proc") -> tu
     return spark, size
 
 
-def session_for_elastic(size: int | None, least: int | None, caller: str) -> tuple[SparkSession, int]:
+def find_elastic_session(size: int | None, least: int | None, caller: str) -> tuple[SparkSession, int]:
     """Return the session in which an elastic job would run, and its first number of ranks: those with slots.
 
     Args:
@@ -173,10 +179,10 @@ def session_for_elastic(size: int | None, least: int | None, caller: str) -> tup
     Raises:
         PreflightError: it could not run.
     """
-    spark = _session(size or 0, caller)
+    spark = _find_session(size or 0, caller)
     check_session(spark, together=False)
     if size is None:
-        available = default_size(spark)
+        available = choose_default_size(spark)
         require_slots(spark, max(available, least or 0), size_word="num_proc")
         return spark, available
     try:
@@ -185,21 +191,21 @@ def session_for_elastic(size: int | None, least: int | None, caller: str) -> tup
         if least is None or least >= size:
             raise
         require_slots(spark, least, size_word="min_num_proc")
-        if on_demand(Configuration(spark)):
-            limit = most_slots(spark, size)
+        if grows_on_demand(Configuration(spark)):
+            limit = find_slot_limit(spark, size)
             return spark, size if limit is None else limit.count
         return spark, count_slots(spark).count or size
     return spark, size
 
 
-def _session(size: int, caller: str) -> SparkSession:
+def _find_session(size: int, caller: str) -> SparkSession:
     """Return the existing session, or a new one for `size` ranks; 0: one rank per core."""
     try:
         import spark_estimator.launch.spark.stage_job  # noqa: F401  # needs more than the session does
-        from spark_estimator.launch.spark.session import session_for
+        from spark_estimator.launch.spark.session import find_session
     except ModuleNotFoundError as error:
         raise PythonEnvironmentError(
             f"{caller} runs in Spark, but this Python has no module {error.name!r}: pip install pyspark pyarrow "
             "pandas, or run on this machine without Spark (HorovodRunner with a negative np, spark_estimator.run)."
         ) from error
-    return session_for(size)
+    return find_session(size)

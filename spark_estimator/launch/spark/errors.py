@@ -16,11 +16,11 @@ from spark_estimator.errors import (
     PythonEnvironmentError,
     ResultError,
     SparkEstimatorError,
-    error_of_task,
+    find_task_error,
 )
 from spark_estimator.launch.job.failures import shorten
 from spark_estimator.launch.job.spark_settings import BARRIER
-from spark_estimator.launch.spark.executor_losses import describe_loss, lost_executor
+from spark_estimator.launch.spark.executor_losses import describe_loss, find_lost_executor
 
 _MODULES = {
     "spark_estimator": "pip install the wheel that the driver has (spark_estimator-*.whl)",
@@ -32,7 +32,7 @@ _MODULES = {
 }
 
 
-def remedy() -> str:
+def describe_python_setting() -> str:
     """Return which setting decides what Python the workers run."""
     return (
         "Spark runs `python3` from PATH by default: set the environment variable "
@@ -49,27 +49,32 @@ def explain(text: str) -> SparkEstimatorError | None:
         theirs = f"Python {match[1]}" if match else "another Python"
         return PythonEnvironmentError(
             f"Spark's workers run {theirs}, but the driver runs Python {mine}, and pickled functions can't be loaded "
-            f"across Python versions. {remedy()}."
+            f"across Python versions. {describe_python_setting()}."
         )
     if match := re.search(r"No module named '([\w.]+)'", text):
         name = match[1].partition(".")[0]
         if name in _MODULES:
             install = _MODULES[name]
             return PythonEnvironmentError(
-                f"the Python of Spark's workers has no module {name!r}. {remedy()}; or install it there: {install}"
+                f"the Python of Spark's workers has no module {name!r}. {describe_python_setting()}; or install it "
+                f"there: {install}"
             )
     if re.search(r"Can't get attribute '\w+' on <module 'spark_estimator\b|'JobSpec' object has no attribute", text):
         return PythonEnvironmentError(
             "the Python of Spark's workers has a different version of spark_estimator than the driver, which can't "
-            f"read its jobs: install spark_estimator {__version__} there, or the same wheel on both. {remedy()}."
+            f"read its jobs: install spark_estimator {__version__} there, or the same wheel on both. "
+            f"{describe_python_setting()}."
         )
     if match := re.search(
         r"(?:PACKAGE_NOT_INSTALLED\] |ImportError: )(\w+) ?(?:>=)? ?([\d.]*) must be installed", text
     ):
-        return PythonEnvironmentError(f"the Python of Spark's workers lacks {match[1]} {match[2]}. {remedy()}.")
+        return PythonEnvironmentError(
+            f"the Python of Spark's workers lacks {match[1]} {match[2]}. {describe_python_setting()}."
+        )
     if match := re.search(r'Cannot run program "([^"]+)"', text):
         return PythonEnvironmentError(
-            f"Spark cannot start its workers' Python: there is no {match[1]!r} on their host. {remedy()}."
+            f"Spark cannot start its workers' Python: there is no {match[1]!r} on their host. "
+            f"{describe_python_setting()}."
         )
     if "SPARK-24819" in text or "BARRIER_STAGE_REQUIRES_MORE_SLOTS" in text:
         match = re.search(r"requires? (?:more )?(\d+)? ?slots.*?only (\d+)", text)
@@ -100,7 +105,7 @@ def explain(text: str) -> SparkEstimatorError | None:
 
 
 @contextlib.contextmanager
-def raised_as_in_tasks() -> Iterator[None]:
+def raise_task_errors() -> Iterator[None]:
     """Raise as itself a `DataError` or `DeviceError` that a task of Spark, or a rank, raises in the block.
 
     Its ``__cause__`` is Spark's error, or the `WorkerFailedError` on the rank that noticed it first.
@@ -108,20 +113,20 @@ def raised_as_in_tasks() -> Iterator[None]:
     try:
         yield
     except JobFailedError as error:
-        of_rank = error_of_task(error) if error.cause_class == DataError.__name__ else None
+        of_rank = find_task_error(error) if error.cause_class == DataError.__name__ else None
         if of_rank is None:
             raise
         raise of_rank from error
     except SparkEstimatorError:
         raise
     except Exception as error:
-        of_task = error_of_task(error)
+        of_task = find_task_error(error)
         if of_task is None:
             raise
         raise of_task from error
 
 
-def cancelled(text: str, function: str) -> JobCancelledError | None:
+def find_cancellation(text: str, function: str) -> JobCancelledError | None:
     """Return the error for Spark's `text` when the job was cancelled, or its stage was killed; else None."""
     pattern = r"\[SPARK_JOB_CANCELLED\]|\[OPERATION_CANCELED\]|Job \d+ (?:was )?cancelled\b|Stage \d+ was cancelled\b"
     match = re.search(rf"(?:{pattern})[^\n]*", text)
@@ -131,19 +136,19 @@ def cancelled(text: str, function: str) -> JobCancelledError | None:
     return JobCancelledError(f"{function} was cancelled in Spark, and its ranks were stopped: {reason}.")
 
 
-def ended_by_spark(error: BaseException, function: str) -> JobFailedError:
+def make_spark_error(error: BaseException, function: str) -> JobFailedError:
     """Make the error for one without an explanation: the core of Spark's message; the whole is its `traceback`."""
     # Not as the cause: forty lines of Java would precede the useful sentence.
-    lost = lost_executor(str(error))
+    lost = find_lost_executor(str(error))
     if lost is None:
-        text = f"Spark ended the job before the ranks could report: {telling_line(error)}"
+        text = f"Spark ended the job before the ranks could report: {find_telling_line(error)}"
     else:
         why = describe_loss(lost[1]) or "has died or was cut off"
         text = f"a Spark executor that had ranks of {function} {why}; see its log"
     return JobFailedError(text, traceback=shorten(str(error)))
 
 
-def telling_line(error: BaseException) -> str:
+def find_telling_line(error: BaseException) -> str:
     """Return the line of Spark's message with the cause, of at most 500 characters."""
     lines = [
         line.strip().lstrip(": ") for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "..."))

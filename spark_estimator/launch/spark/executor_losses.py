@@ -54,13 +54,13 @@ def describe_loss(reason: str) -> str:
     text = printable(" ".join(reason.split())).rstrip(" .")
     if not text or re.match(r"Remote RPC client disassociated|Pending loss reason|Executor Process Lost", text):
         return ""
-    for describe in (_of_memory_limit, _taken_away, _of_node, _of_exit):
+    for describe in (_describe_memory_limit, _describe_withdrawal, _describe_node_loss, _describe_exit):
         if sentences := describe(text):
             return ". ".join(filter(None, sentences))
-    return f"was lost ({_core(text)})"
+    return f"was lost ({_shorten(text)})"
 
 
-def _of_memory_limit(text: str) -> tuple[str, str] | None:
+def _describe_memory_limit(text: str) -> tuple[str, str] | None:
     if match := re.search(
         r"killed by YARN for exceeding (\w+) memory limits\.?\s*(?:([^.]*?\d.*? memory used))?", text
     ):
@@ -68,50 +68,50 @@ def _of_memory_limit(text: str) -> tuple[str, str] | None:
         more = "; or set yarn.nodemanager.vmem-check-enabled=false on the NodeManagers" if match[1] == "virtual" else ""
         return f"was killed by YARN for exceeding its container's {match[1]} memory limit{used}", _MEMORY + more
     if "OOMKilled" in text:
-        return f"was killed by Kubernetes for exceeding its container's memory limit ({_core(text)})", _MEMORY
+        return f"was killed by Kubernetes for exceeding its container's memory limit ({_shorten(text)})", _MEMORY
     if match := re.search(r"brief reason: Evicted(?: The API gave the following message: (.*?))?(?= The API|$)", text):
         help_text = _MEMORY if "memory" in (match[1] or "") else "Ask for as much of it as the ranks use"
         return f"was evicted by Kubernetes ({(match[1] or 'no message').rstrip('. ')[:_MOST_CHARACTERS]})", help_text
     return None
 
 
-def _taken_away(text: str) -> tuple[str, str] | None:
+def _describe_withdrawal(text: str) -> tuple[str, str] | None:
     if re.search(r"was preempted|Preempt(?:ed|ing)", text):
-        return f"was preempted: the cluster gave its resources to others ({_core(text)})", _TAKEN_AWAY
+        return f"was preempted: the cluster gave its resources to others ({_shorten(text)})", _TAKEN_AWAY
     if re.search(r"decommission", text, re.IGNORECASE):
-        return f"was decommissioned ({_core(text)})", _TAKEN_AWAY
+        return f"was decommissioned ({_shorten(text)})", _TAKEN_AWAY
     if re.search(r"deleted by a user or the framework|explicit termination request|YARN event|killed by driver", text):
-        return f"was ended from outside ({_core(text)})", _TAKEN_AWAY
+        return f"was ended from outside ({_shorten(text)})", _TAKEN_AWAY
     return None
 
 
-def _of_node(text: str) -> tuple[str, str] | None:
+def _describe_node_loss(text: str) -> tuple[str, str] | None:
     if re.search(r"\*lost\* node|NodeLost|node shutdown|[Ww]orker lost|worker.*got disassociated", text):
-        return f"was lost with its node ({_core(text)})", _NODE
+        return f"was lost with its node ({_shorten(text)})", _NODE
     if re.search(r"heartbeat timed out|no recent heartbeats", text, re.IGNORECASE):
-        return f"is frozen or cut off ({_core(text)})", _NODE
+        return f"is frozen or cut off ({_shorten(text)})", _NODE
     return None
 
 
-def _of_exit(text: str) -> tuple[str, str] | None:
+def _describe_exit(text: str) -> tuple[str, str] | None:
     match = _CODE.search(text)
     if match is None:
         return None
     code = int(match[1])
     if code > 128 and code - 128 in list(signal.Signals):
         name = signal.Signals(code - 128)
-        return f"was killed by signal {name.value} ({name.name}; {_core(text)})", _HELP_AFTER_SIGNAL.get(name, "")
+        return f"was killed by signal {name.value} ({name.name}; {_shorten(text)})", _HELP_AFTER_SIGNAL.get(name, "")
     meaning, help_text = _EXIT_CODES.get(code, ("", "Its log has more"))
-    return f"has ended with exit code {code} ({meaning or _core(text)})", help_text
+    return f"has ended with exit code {code} ({meaning or _shorten(text)})", help_text
 
 
-def _core(text: str) -> str:
+def _shorten(text: str) -> str:
     """Return Spark's words, without the states of containers, cut to a length that is readable inside a sentence."""
     text = text.partition(_OF_CONTAINERS)[0].rstrip(" .")
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " ..."
 
 
-def lost_executor(text: str) -> tuple[int | None, str] | None:
+def find_lost_executor(text: str) -> tuple[int | None, str] | None:
     """Return the partition whose executor was lost, if Spark's `text` names it, and Spark's reason; else None."""
     # Kubernetes' reasons have many lines, the first of which is empty.
     end = r"(?=\n\s+at |\n+(?:Driver|JVM) stacktrace:|\n+Caused by: |\Z)"
@@ -139,7 +139,7 @@ class FailedTasks:
         self._stages = stages
         self.answers = not type(spark).__module__.startswith("pyspark.sql.connect")
 
-    def reason(self, partition: int) -> str | None:
+    def find_reason(self, partition: int) -> str | None:
         """Return why the executor of a task was lost; "" if Spark gives no reason; None: no failure is known yet."""
         if not self.answers:
             return None
@@ -155,12 +155,12 @@ class FailedTasks:
             return None
         if not failed:
             return None
-        lost = lost_executor(failed[max(failed)])
+        lost = find_lost_executor(failed[max(failed)])
         return "" if lost is None else lost[1]
 
     def wait_for_reason(self, partition: int, patience: timedelta) -> str:
         """Return the reason once the task has failed; "" if Spark gives none within that time."""
         deadline = time.monotonic() + patience.total_seconds()
-        while (reason := self.reason(partition)) is None and self.answers and time.monotonic() < deadline:
+        while (reason := self.find_reason(partition)) is None and self.answers and time.monotonic() < deadline:
             time.sleep(_ASK_EVERY.total_seconds())
         return reason or ""

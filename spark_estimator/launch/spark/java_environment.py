@@ -19,7 +19,7 @@ from pathlib import Path
 
 from spark_estimator.errors import JavaNotFoundError
 from spark_estimator.launch.spark.java import VECTOR_MODULE, Java, ask_version, find_java
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
 WRAPPER = """\
 #!/bin/sh
@@ -35,7 +35,7 @@ exec {java} "$@"
 """
 
 
-def java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def choose_java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables to set so that Spark starts a Java that it runs on.
 
     Args:
@@ -50,17 +50,17 @@ def java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
     environ = os.environ if environ is None else environ
     java = find_java(environ)
     if not java.has_vector_module:
-        return {"JAVA_HOME": str(_wrapped(java, environ))}
+        return {"JAVA_HOME": str(_write_wrapper(java, environ))}
     if java.source == "JAVA_HOME" or not environ.get("JAVA_HOME"):
         return {}
-    logger(__name__).warning(
+    get_logger(__name__).warning(
         "JAVA_HOME=%s has no Java that Spark can use; using Java %s from %s", environ["JAVA_HOME"], java.version,
         java.source,
     )  # fmt: skip
     return {"JAVA_HOME": str(java.home)}
 
 
-def _wrapped(java: Java, environ: Mapping[str, str]) -> Path:
+def _write_wrapper(java: Java, environ: Mapping[str, str]) -> Path:
     """Write a JAVA_HOME whose ``bin/java`` starts `java` without the module that it lacks.
 
     It is in the user's cache folder, where Spark's daemons find it as long as they run. If other users can write
@@ -73,7 +73,7 @@ def _wrapped(java: Java, environ: Mapping[str, str]) -> Path:
     reasons = []
     for cached in (True, False):
         try:
-            folder = _private_folder(Path(cache, "spark_estimator")) if cached else _temporary_folder()
+            folder = _make_private_folder(Path(cache, "spark_estimator")) if cached else _make_temporary_folder()
             home = folder / f"java-{java.major}-{digest}"
             _write_program(home / "bin" / "java", script)
             ask_version(home / "bin" / "java", java.source)
@@ -87,7 +87,7 @@ def _wrapped(java: Java, environ: Mapping[str, str]) -> Path:
     )
 
 
-def _private_folder(folder: Path) -> Path:
+def _make_private_folder(folder: Path) -> Path:
     """Make a folder that no other user can write to or exchange.
 
     Raises:
@@ -103,7 +103,7 @@ def _private_folder(folder: Path) -> Path:
     return folder
 
 
-def _temporary_folder() -> Path:
+def _make_temporary_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="spark_estimator-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

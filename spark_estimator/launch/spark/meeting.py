@@ -17,7 +17,7 @@ from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport, to_marked_text
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec, TaskFacts
 from spark_estimator.launch.spark.task_relay import TaskRelay
-from spark_estimator.observe.channel import SupervisorChannel, connected_socket
+from spark_estimator.observe.channel import SupervisorChannel, connect_socket
 from spark_estimator.security.authentication import RefusedError
 from spark_estimator.security.encryption import Session
 
@@ -47,7 +47,7 @@ class NotNeededError(Exception):
 class RankMeeting(Protocol):
     """The supervisors of one job, as one of them sees them. Its methods are called in the order of their definition."""
 
-    def address(self) -> str:
+    def find_address(self) -> str:
         """Return the address of this host at which the others reach its rank.
 
         Raises:
@@ -57,7 +57,7 @@ class RankMeeting(Protocol):
     def connect(self, on_stop: Callable[[str], None]) -> None:
         """Connect to the driver, whose orders to stop are passed on with their reasons."""
 
-    def everyone(self, own_facts: TaskFacts) -> list[TaskFacts]:
+    def gather_facts(self, own_facts: TaskFacts) -> list[TaskFacts]:
         """Return the facts of all supervisors, by partition, once all have arrived.
 
         Raises:
@@ -76,7 +76,7 @@ class BarrierMeeting:
         self._relay = relay
         self._connecting = threading.Thread()
 
-    def address(self) -> str:
+    def find_address(self) -> str:
         """Return the address by which Spark knows the executor."""
         partition = self._context.partitionId()
         return self._context.getTaskInfos()[partition].address.rpartition(":")[0].strip("[]")
@@ -88,10 +88,10 @@ class BarrierMeeting:
         self._connecting.start()
         self._connecting.join(_CONNECTS_WITHIN.total_seconds())
 
-    def everyone(self, own_facts: TaskFacts) -> list[TaskFacts]:
+    def gather_facts(self, own_facts: TaskFacts) -> list[TaskFacts]:
         """Implement `RankMeeting.gather_facts`."""
         try:
-            everyone = self._relay.everyones_facts(own_facts)
+            everyone = self._relay.gather_facts(own_facts)
         except ConnectionError as error:
             raise SetupError(failures.STOPPED, f"was stopped: {error}") from error
         if everyone is not None:
@@ -119,9 +119,9 @@ class DriverMeeting:
         self._stop_reason: str | None = None
         self._on_stop: Callable[[str], None] | None = None
 
-    def address(self) -> str:
+    def find_address(self) -> str:
         """Return the address from which the driver is reached. On return the relay can report failures."""
-        sock, session = self._dialled()
+        sock, session = self._dial()
         address = str(sock.getsockname()[0])
         self._relay.attach(SupervisorChannel(sock, self._stop, session))
         return address
@@ -134,11 +134,11 @@ class DriverMeeting:
         if reason is not None:
             on_stop(reason)
 
-    def everyone(self, own_facts: TaskFacts) -> list[TaskFacts]:
+    def gather_facts(self, own_facts: TaskFacts) -> list[TaskFacts]:
         """Implement `RankMeeting.gather_facts`. Waits as long as it takes until the last facts arrive."""
         everyone = None
         with suppress(ConnectionError):
-            everyone = self._relay.everyones_facts(own_facts)
+            everyone = self._relay.gather_facts(own_facts)
         if everyone is not None:
             return everyone
         if self._relay.stopped:
@@ -156,13 +156,13 @@ class DriverMeeting:
         if on_stop is not None:
             on_stop(reason)
 
-    def _dialled(self) -> tuple[socket.socket, Session | None]:
+    def _dial(self) -> tuple[socket.socket, Session | None]:
         address = self._job.channel
         assert address is not None
         refused = False
         while True:
             try:
-                return connected_socket(
+                return connect_socket(
                     (address.host, address.port),
                     address.token,
                     self._job.job_id,
@@ -173,14 +173,14 @@ class DriverMeeting:
                 refused = True
             except (OSError, AuthenticationError) as error:
                 if not refused:
-                    text = unreachable(address, error, "a job without a barrier stage")
+                    text = describe_unreachable(address, error, "a job without a barrier stage")
                     raise SetupError(failures.NOT_STARTED, text) from error
                 if isinstance(error, ConnectionRefusedError):  # nothing listens there any more
                     raise NotNeededError("the job is over") from error
             time.sleep(_ASKS_EVERY.total_seconds())
 
 
-def unreachable(address: ChannelAddress, error: Exception, job: str) -> str:
+def describe_unreachable(address: ChannelAddress, error: Exception, job: str) -> str:
     """Return the message for a task that cannot connect to the driver; `job`: which kind needs it."""
     return (
         f"cannot reach the driver at {address.host}:{address.port} ({error}), which {job} needs: allow the executors "

@@ -19,7 +19,7 @@ from spark_estimator.launch.job.events import (
     RecordReceived,
 )
 from spark_estimator.launch.job.failures import FailureReport
-from spark_estimator.launch.spark.executor_losses import describe_loss, lost_executor
+from spark_estimator.launch.spark.executor_losses import describe_loss, find_lost_executor
 from spark_estimator.observe import frames
 from spark_estimator.observe.driver_log import coloured, printable
 from spark_estimator.observe.progress import Progress
@@ -61,15 +61,15 @@ class RankEvents:
             silent_seconds = frame.get("silent_seconds", 0)
             if not silent_seconds:
                 self.vanished[partition] = time.monotonic()
-            return Failed(self._lost(partition, silent_seconds=silent_seconds))
+            return Failed(self._make_report(partition, silent_seconds=silent_seconds))
         if kind == frames.SILENT:
             return LauncherMessage(
-                f"the supervisor of {self._lost(partition).where} has sent no heartbeat for {frame['seconds']} s: it, "
-                f"its Spark executor or its host is frozen or out of contact. After {frame['limit']} s the rank is "
-                "lost (SPARK_ESTIMATOR_SILENCE_SECONDS)."
+                f"the supervisor of {self._make_report(partition).where} has sent no heartbeat for {frame['seconds']} "
+                f"s: it, its Spark executor or its host is frozen or out of contact. After {frame['limit']} s the rank "
+                "is lost (SPARK_ESTIMATOR_SILENCE_SECONDS)."
             )
         if kind == frames.HEARD:
-            return LauncherMessage(f"the supervisor of {self._lost(partition).where} sends heartbeats again.")
+            return LauncherMessage(f"the supervisor of {self._make_report(partition).where} sends heartbeats again.")
         if kind == frames.FAILURE:
             try:
                 return Failed(FailureReport.from_dict(frame["report"]))
@@ -77,12 +77,12 @@ class RankEvents:
                 raise ValueError(f"a failure report with unknown fields: {error}") from error
         return None
 
-    def host_of(self, rank: int) -> str:
+    def find_host(self, rank: int) -> str:
         """Return the host of a rank, safe to print."""
         hosts = (frame["host"] for frame in list(self.placed.values()) if frame["rank"] == rank)
         return printable(next(hosts, "unknown"))
 
-    def lost_with_executor(self, text: str) -> list[FailureReport]:
+    def report_executor_loss(self, text: str) -> list[FailureReport]:
         """Return the reports that follow from Spark's error about a lost executor.
 
         The error may arrive before its connections end.
@@ -90,33 +90,35 @@ class RankEvents:
         Args:
             text: of Spark's error; the result is [] if it names no lost executor.
         """
-        lost = lost_executor(text)
+        lost = find_lost_executor(text)
         if lost is None or lost[0] not in self.placed:
             return []
         message = "was lost with it, or ended by Spark"
-        others = [replace(self._lost(other), kind=failures.STOPPED, message=message) for other in list(self.vanished)]
-        return [self.lost(lost[0], lost[1]), *others]
+        others = [
+            replace(self._make_report(other), kind=failures.STOPPED, message=message) for other in list(self.vanished)
+        ]
+        return [self.report_loss(lost[0], lost[1]), *others]
 
-    def lost(self, partition: int, reason: str) -> FailureReport:
+    def report_loss(self, partition: int, reason: str) -> FailureReport:
         """Return the report on a rank whose executor Spark has lost; it precedes those on ranks that vanished with it.
 
         Args:
             reason: in Spark's words; "" if it gives none.
         """
-        report = self._lost(partition, describe_loss(reason))
+        report = self._make_report(partition, describe_loss(reason))
         return replace(report, when=min([report.when, *list(self.vanished.values())]))
 
-    def repeated(self, partition: int) -> FailureReport:
+    def report_repeated(self, partition: int) -> FailureReport:
         """Return the report on a rank that has ended, and whose task Spark has started again."""
         return replace(
-            self._lost(partition),
+            self._make_report(partition),
             message="ended, but its result is lost: Spark has started its task again, as the executor died before it "
             "had handed the result over. A rank does not run twice.",
         )
 
-    def _lost(self, partition: int, why: str = "", silent_seconds: int = 0) -> FailureReport:
+    def _make_report(self, partition: int, why: str = "", silent_seconds: int = 0) -> FailureReport:
         """Return the report on a rank whose supervisor has vanished; `why`: what happened to its executor."""
-        known = self.placed.get(partition, _UNKNOWN)
+        placement = self.placed.get(partition, _UNKNOWN)
         message = "is out of contact: its Spark executor, or its host, has died or was cut off"
         if why:
             message = f"is out of contact: its Spark executor {why}"
@@ -124,5 +126,10 @@ class RankEvents:
             message = f"is out of contact: its supervisor has sent no heartbeat for {silent_seconds} s (it, its Spark "
             message += "executor or its host is frozen or was cut off)"
         return FailureReport(
-            known["rank"], printable(known["host"]), known["pid"], failures.LOST, message, when=time.monotonic()
+            placement["rank"],
+            printable(placement["host"]),
+            placement["pid"],
+            failures.LOST,
+            message,
+            when=time.monotonic(),
         )

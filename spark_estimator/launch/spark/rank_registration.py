@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from spark_estimator.errors import AuthenticationError
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.observe import frames
 
 # Executors that start for this job may take seconds longer than others; those that cannot reach the driver never
@@ -34,7 +34,7 @@ _MOST_BYTES = frames.MAX_FRAME_BYTES * 3 // 4
 # After the end of the last rank: how long Spark may take to fetch their results and end all copies of their tasks.
 RESULTS_ARE_THERE = timedelta(minutes=1)
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 Send = Callable[[int, str, dict[str, Any]], None]
 
@@ -86,11 +86,11 @@ class RankRegistration:
     def approve(self, partition: int) -> None:
         """Approve all: Spark starts no task of a barrier stage alone."""
 
-    def gone(self, partition: int) -> bool:
+    def remove(self, partition: int) -> bool:
         """Return False: all tasks run, so that each loss ends the job."""
         return False
 
-    def repeated(self, connected: int) -> list[int]:
+    def find_repeated(self, connected: int) -> list[int]:
         """Return no partitions: Spark ends a barrier stage that loses a result."""
         return []
 
@@ -141,7 +141,7 @@ class DriverRegistration:
                 self._complete = True
                 send_to_all([self._facts[number] for number in range(self._size)], self._send)
 
-    def gone(self, partition: int) -> bool:
+    def remove(self, partition: int) -> bool:
         """Remove a supervisor that has disconnected. Return whether the job can do without: as long as no rank runs."""
         with self._lock:
             if self._complete:
@@ -155,7 +155,7 @@ class DriverRegistration:
     def give_up(self, reason: str) -> None:
         """Do nothing; no supervisor asks for it."""
 
-    def repeated(self, connected: int) -> list[int]:
+    def find_repeated(self, connected: int) -> list[int]:
         """Return the partitions that Spark runs again although their ranks have ended: it has lost their results.
 
         Called now and then.

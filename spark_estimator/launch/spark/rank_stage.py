@@ -19,9 +19,9 @@ from spark_estimator.launch.job.spark_settings import GPUS_PER_RANK
 from spark_estimator.launch.spark.configuration import (
     GPUS_PER_EXECUTOR,
     Configuration,
-    executor_cores,
+    get_executor_cores,
+    get_gpus_per_rank,
     needs_profile,
-    wanted_gpus,
 )
 from spark_estimator.launch.spark.dynamic_allocation import has_dynamic_allocation
 
@@ -41,7 +41,7 @@ class _BarrierRdd:
         return self.frame.rdd.barrier().mapPartitions(iter).collect()
 
 
-def rank_stage(
+def make_rank_stage(
     frame: DataFrame,
     task: Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]],
     schema: str,
@@ -87,8 +87,8 @@ def profile_of(spark: SparkSession) -> ResourceProfile | None:
             "single job: start the session with spark.task.resource.gpu.amount, or use Spark 4."
         )
     # Without cpus beside it, Spark's check of barrier stages fails.
-    asked = TaskResourceRequests().cpus(int(conf.number("spark.task.cpus") or 1))
-    gpus = wanted_gpus(conf)
+    asked = TaskResourceRequests().cpus(int(conf.get_number("spark.task.cpus") or 1))
+    gpus = get_gpus_per_rank(conf)
     builder = ResourceProfileBuilder()
     if gpus:
         asked = asked.resource("gpu", gpus)
@@ -102,8 +102,8 @@ def profile_of(spark: SparkSession) -> ResourceProfile | None:
 def _executors(conf: Configuration) -> ExecutorResourceRequests:
     """Return the session's executors, which a profile does not take over: their GPUs, and their cores if set."""
     asked = ExecutorResourceRequests()
-    cores = executor_cores(conf)
+    cores = get_executor_cores(conf)
     if cores:
         asked = asked.cores(cores)
     script, vendor = (conf.get(f"spark.executor.resource.gpu.{name}") or "" for name in ("discoveryScript", "vendor"))
-    return asked.resource("gpu", int(conf.number(GPUS_PER_EXECUTOR) or 1), script, vendor)
+    return asked.resource("gpu", int(conf.get_number(GPUS_PER_EXECUTOR) or 1), script, vendor)

@@ -100,7 +100,7 @@ class Feeding:
             self._thread.join(_LAST_BATCH.total_seconds())
 
 
-def worker_end() -> socket.socket:
+def open_worker_end() -> socket.socket:
     """Open, in a worker, the socket through which its supervisor gives it rows. Called once.
 
     Raises:

@@ -14,11 +14,11 @@ from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
-from spark_estimator.launch.spark.java_environment import java_environment
-from spark_estimator.launch.spark.slots import old_connect
-from spark_estimator.log import logger
+from spark_estimator.launch.spark.java_environment import choose_java_environment
+from spark_estimator.launch.spark.slots import make_old_connect_error
+from spark_estimator.log import get_logger
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 # More ranks than that on this machine would only slow each other down; a user who wants them makes the session.
 _MOST_RANKS_PER_CORE = 4
@@ -27,7 +27,7 @@ _ALWAYS_FINE = 8
 _SAYS_WHERE = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "DATABRICKS_RUNTIME_VERSION")
 
 
-def session_for(size: int) -> SparkSession:
+def find_session(size: int) -> SparkSession:
     """Return the session of this thread or process; where there is none, a new one in which `size` ranks can run.
 
     Args:
@@ -37,10 +37,10 @@ def session_for(size: int) -> SparkSession:
         NotEnoughSlotsError: there is no session, and `size` is too large for a session on this machine.
         PreflightError: there is no session, and none can be made.
     """
-    return existing_session() or _new_session(size)
+    return find_existing_session() or _make_default_session(size)
 
 
-def session_at(master: str | None, remote: str | None, settings: Mapping[str, str], size: int) -> None:
+def make_session(master: str | None, remote: str | None, settings: Mapping[str, str], size: int) -> None:
     """Make a session, which `find_session` then finds.
 
     Args:
@@ -54,13 +54,13 @@ def session_at(master: str | None, remote: str | None, settings: Mapping[str, st
     if remote is not None:
         builder = builder.remote(remote)
     else:
-        os.environ.update(java_environment())
+        os.environ.update(choose_java_environment())
         if master is None and not any(os.environ.get(name) for name in _SAYS_WHERE):
             master = f"local[{size}]"
         if master is not None:
             builder = builder.master(master)
             if master.startswith("local"):
-                builder = _with_this_python(builder)
+                builder = _set_python(builder)
         # Spark's progress bar would mix with the lines of ranks.
         builder = builder.config("spark.ui.showConsoleProgress", "false")
     for name, value in settings.items():
@@ -68,22 +68,22 @@ def session_at(master: str | None, remote: str | None, settings: Mapping[str, st
     try:
         builder.getOrCreate()
     except Exception as error:
-        place = master or remote or "this machine"
-        raise PreflightError(f"no Spark session at {place}: {str(error).splitlines()[0]}") from error
+        location = master or remote or "this machine"
+        raise PreflightError(f"no Spark session at {location}: {str(error).splitlines()[0]}") from error
 
 
-def existing_session() -> SparkSession | None:
+def find_existing_session() -> SparkSession | None:
     """Return the active session, classic or Connect; None when there is none.
 
     Raises:
         PreflightError: it is of Spark Connect 3.4.
     """
-    session = _active(SparkSession)
+    session = _get_active(SparkSession)
     if session is not None:
         return session
     connect = sys.modules.get("pyspark.sql.connect.session")
     if connect is not None:
-        session = _active(connect.SparkSession)
+        session = _get_active(connect.SparkSession)
         if session is not None:
             return session
         # Another thread has made the session; the builder would need its address again.
@@ -96,18 +96,18 @@ def existing_session() -> SparkSession | None:
     return None
 
 
-def _active(kind: Any) -> SparkSession | None:
+def _get_active(kind: Any) -> SparkSession | None:
     try:
         return cast("SparkSession | None", kind.getActiveSession())
     except NotImplementedError:  # Spark Connect 3.4
         if "SPARK_REMOTE" in os.environ:
-            raise old_connect() from None
+            raise make_old_connect_error() from None
         return None
 
 
-def _new_session(size: int) -> SparkSession:
+def _make_default_session(size: int) -> SparkSession:
     java_is_chosen = any(os.environ.get(name) for name in _SAYS_WHERE)
-    os.environ.update(java_environment())
+    os.environ.update(choose_java_environment())
     builder = SparkSession.builder.appName("spark_estimator")
     if not java_is_chosen:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -126,7 +126,7 @@ def _new_session(size: int) -> SparkSession:
             .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", "1s")
             .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", "3")
         )
-        builder = _with_this_python(builder)
+        builder = _set_python(builder)
         _log.info("no Spark session: starting one with master %s", master)
     try:
         return builder.getOrCreate()
@@ -137,15 +137,15 @@ def _new_session(size: int) -> SparkSession:
         ) from error
 
 
-def _with_this_python(builder: Any) -> Any:
+def _set_python(builder: Any) -> Any:
     """Have local workers use the very Python that runs here, packages and all; Spark would take python3 from PATH."""
     if not os.environ.get("PYSPARK_PYTHON"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
-    python_path = _python_path()
+    python_path = _find_python_path()
     return builder.config("spark.executorEnv.PYTHONPATH", python_path) if python_path else builder
 
 
-def _python_path() -> str:
+def _find_python_path() -> str:
     """Return PYTHONPATH for local workers that wouldn't find this package otherwise: it runs from a source folder."""
     root = str(Path(__file__).resolve().parents[3])  # of spark_estimator/launch/spark/session.py
     if Path(root).name in ("site-packages", "dist-packages"):
@@ -153,7 +153,7 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
 
 
-def session_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
+def make_session_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
     """Make a thread for Spark jobs of this session. It is a daemon thread, and not started yet.
 
     Its jobs have the properties and tags of the calling thread; on Spark 3.5, too. What cancels the jobs of that
@@ -164,12 +164,12 @@ def session_thread(spark: SparkSession, target: Callable[[], None]) -> threading
     elif type(spark).__module__.startswith("pyspark.sql.connect"):
         tags = spark.getTags()
 
-        def with_tags() -> None:
+        def add_tags() -> None:
             for tag in tags:
                 spark.addTag(tag)
             target()
 
-        thread = threading.Thread(target=with_tags)
+        thread = threading.Thread(target=add_tags)
     else:
         thread = cast("threading.Thread", InheritableThread(target=target))
     thread.daemon = True

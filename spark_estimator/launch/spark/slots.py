@@ -21,11 +21,11 @@ from spark_estimator.launch.spark.configuration import (
     GPUS_PER_TASK,
     LOCAL_CLUSTER,
     Configuration,
-    executor_cores,
+    get_executor_cores,
+    get_gpus_per_rank,
     needs_profile,
-    wanted_gpus,
 )
-from spark_estimator.launch.spark.dynamic_allocation import Ceiling, ceiling, on_demand, uses_barrier
+from spark_estimator.launch.spark.dynamic_allocation import Ceiling, find_ceiling, grows_on_demand, uses_barrier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,10 +55,10 @@ class Slots:
 def check_connect(spark: SparkSession) -> None:
     """Raise PreflightError for a session of Spark Connect before Spark 3.5, on one of its sides."""
     if _is_connect(spark) and (not hasattr(spark, "addTag") or spark.version.startswith("3.4.")):
-        raise old_connect(f" and a server of Spark {spark.version}")
+        raise make_old_connect_error(f" and a server of Spark {spark.version}")
 
 
-def old_connect(server: str = "") -> PreflightError:
+def make_old_connect_error(server: str = "") -> PreflightError:
     """Make the error for such a session.
 
     Args:
@@ -93,7 +93,7 @@ def check_session(spark: SparkSession, *, together: bool = True) -> None:
     conf = Configuration(spark)
     if together:
         uses_barrier(conf)
-    gpus = conf.number(GPUS_PER_TASK)
+    gpus = conf.get_number(GPUS_PER_TASK)
     if conf.is_local and gpus:
         raise PreflightError(
             f"spark.task.resource.gpu.amount is {gpus:g}, but a session with master {conf.master!r} has no GPU "
@@ -109,18 +109,18 @@ def _is_connect(spark: SparkSession) -> bool:
 def count_slots(spark: SparkSession) -> Slots:
     """Count how many tasks the session can run at the same time, as of now."""
     conf = Configuration(spark)
-    cpus = int(conf.number("spark.task.cpus") or 1)
-    gpus_per_rank = wanted_gpus(conf)
-    exact = None if conf.is_local or needs_profile(conf) else _slots_by_scheduler(spark)
-    cores, where = _cores(spark, conf, exact is not None)
+    cpus = int(conf.get_number("spark.task.cpus") or 1)
+    gpus_per_rank = get_gpus_per_rank(conf)
+    exact = None if conf.is_local or needs_profile(conf) else _ask_scheduler(spark)
+    cores, note = _count_cores(spark, conf, exact is not None)
     if cores is None:
-        return Slots(exact, where if exact is None else f"counted by Spark's scheduler, {cpus} cores per task")
+        return Slots(exact, note if exact is None else f"counted by Spark's scheduler, {cpus} cores per task")
     by_cores = cores // cpus
-    text = f"{cores} core{'' if cores == 1 else 's'}{where} / {cpus} per task (spark.task.cpus)"
+    text = f"{cores} core{'' if cores == 1 else 's'}{note} / {cpus} per task (spark.task.cpus)"
     if not gpus_per_rank:
         return Slots(by_cores if exact is None else exact, text)
     each = f"{gpus_per_rank:g} per {f'rank ({GPUS_PER_RANK})' if needs_profile(conf) else f'task ({GPUS_PER_TASK})'}"
-    gpus, executors = conf.number(GPUS_PER_EXECUTOR), _executors(spark, conf, cores)
+    gpus, executors = conf.get_number(GPUS_PER_EXECUTOR), _count_executors(spark, conf, cores)
     if gpus is not None and executors:
         by_gpus = executors * int(gpus / gpus_per_rank)
         if by_gpus < by_cores:
@@ -144,34 +144,34 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
         NotEnoughSlotsError: they cannot run; the text has the arithmetic and the remedy.
     """
     conf = Configuration(spark)
-    if on_demand(conf):
-        limit = most_slots(spark, size)
+    if grows_on_demand(conf):
+        limit = find_slot_limit(spark, size)
         if limit is None:
             return
-        fewer = 0 if ceiling(conf, limit.count) else limit.count
+        fewer = 0 if find_ceiling(conf, limit.count) else limit.count
         raise NotEnoughSlotsError(
             f"{size} ranks need {size} slots at the same time, but this session can have at most {limit.count}: "
-            f"{limit.arithmetic}. {limit.remedy}{_or_fewer(fewer, size_word)}."
+            f"{limit.arithmetic}. {limit.remedy}{_suggest_fewer(fewer, size_word)}."
         )
     if conf.is_local:
         patience = timedelta(0)
     slots = _poll(spark, lambda slots: slots.count is None or slots.count >= size, patience)
-    if slots.count is None or slots.count >= size or _promised(conf) >= size:
+    if slots.count is None or slots.count >= size or _count_promised_slots(conf) >= size:
         return
     raise NotEnoughSlotsError(
         f"{size} ranks need {size} slots at the same time, but this session has {slots.count}: {slots.arithmetic}. "
-        f"{_remedy(conf, slots, size, _is_connect(spark), size_word)}{_or_fewer(slots.count, size_word)}."
+        f"{_describe_remedy(conf, slots, size, _is_connect(spark), size_word)}{_suggest_fewer(slots.count, size_word)}."
     )
 
 
-def most_slots(spark: SparkSession, size: int) -> Ceiling | None:
+def find_slot_limit(spark: SparkSession, size: int) -> Ceiling | None:
     """Return the reason why a session with dynamic allocation can't have `size` slots; None: no known limit."""
-    limit = ceiling(Configuration(spark), size)
+    limit = find_ceiling(Configuration(spark), size)
     # Executors that are there already need not be asked for.
     return None if limit is None or (count_slots(spark).count or 0) >= size else limit
 
 
-def _or_fewer(count: int, size_word: str) -> str:
+def _suggest_fewer(count: int, size_word: str) -> str:
     """Return the other remedy: one rank per slot; '' if there is no slot."""
     if not count:
         return ""
@@ -180,14 +180,14 @@ def _or_fewer(count: int, size_word: str) -> str:
     return f", or use {size_word}={count}" if size_word else f", or use {count} ranks"
 
 
-def all_slots(spark: SparkSession) -> int:
+def count_all_slots(spark: SparkSession) -> int:
     """Return as many ranks as the session has slots, once the number has stopped growing.
 
     Raises:
         NotEnoughSlotsError: there is none, or the number cannot be found out or changes.
     """
     _require_fixed_slots(spark)
-    slots = _settled(spark)
+    slots = _count_settled_slots(spark)
     if not slots.count:
         raise NotEnoughSlotsError(
             "the number of ranks defaults to the slots of the session, but this session shows none "
@@ -197,7 +197,7 @@ def all_slots(spark: SparkSession) -> int:
     return slots.count
 
 
-def default_size(spark: SparkSession) -> int:
+def choose_default_size(spark: SparkSession) -> int:
     """Return the number of ranks that Horovod uses by default: ``spark.default.parallelism``.
 
     Where that is not set, Spark's default is all cores, so here all slots. Where it is set, to cut data into
@@ -207,15 +207,15 @@ def default_size(spark: SparkSession) -> int:
         NotEnoughSlotsError: there is no slot, or the number cannot be found out or changes.
     """
     _require_fixed_slots(spark)
-    asked_for = int(Configuration(spark).number("spark.default.parallelism") or 0)
+    asked_for = int(Configuration(spark).get_number("spark.default.parallelism") or 0)
     if asked_for < 1:
-        return all_slots(spark)
-    count = _settled(spark).count
-    return asked_for if count is None else min(asked_for, all_slots(spark))
+        return count_all_slots(spark)
+    count = _count_settled_slots(spark).count
+    return asked_for if count is None else min(asked_for, count_all_slots(spark))
 
 
 def _require_fixed_slots(spark: SparkSession) -> None:
-    if on_demand(Configuration(spark)):
+    if grows_on_demand(Configuration(spark)):
         raise NotEnoughSlotsError(
             "the number of ranks defaults to the slots of the session, but this session has no fixed number: its "
             "executors start when tasks wait for them (spark.dynamicAllocation.enabled). Set the number of ranks, for "
@@ -223,7 +223,7 @@ def _require_fixed_slots(spark: SparkSession) -> None:
         )
 
 
-def _settled(spark: SparkSession) -> Slots:
+def _count_settled_slots(spark: SparkSession) -> Slots:
     """Count the slots, once their number has stopped growing."""
     return _poll(spark, lambda _: False, timedelta(0) if Configuration(spark).is_local else timedelta(seconds=1))
 
@@ -245,18 +245,18 @@ def _poll(spark: SparkSession, enough: Callable[[Slots], bool], patience: timede
         time.sleep(_POLL_SECONDS)
 
 
-def _promised(conf: Configuration) -> int:
+def _count_promised_slots(conf: Configuration) -> int:
     """Return the slots that the session will have once all executors that it asked for run; 0 if unknown."""
-    cpus = int(conf.number("spark.task.cpus") or 1)
-    if wanted_gpus(conf):
+    cpus = int(conf.get_number("spark.task.cpus") or 1)
+    if get_gpus_per_rank(conf):
         return 0
     if match := LOCAL_CLUSTER.fullmatch(conf.master):
         return int(match[1]) * (int(match[2]) // cpus)
-    executors, cores = conf.number("spark.executor.instances"), executor_cores(conf)
+    executors, cores = conf.get_number("spark.executor.instances"), get_executor_cores(conf)
     return int(executors) * (cores // cpus) if executors and cores else 0
 
 
-def _cores(spark: SparkSession, conf: Configuration, is_classic: bool) -> tuple[int | None, str]:
+def _count_cores(spark: SparkSession, conf: Configuration, is_classic: bool) -> tuple[int | None, str]:
     """Return the cores of all executors, and a word on where they are; None, and why, when that is unknown."""
     if match := re.fullmatch(r"local\[(\d+)(?:,\s*\d+)?\]", conf.master):
         return int(match[1]), f" (master {conf.master})"
@@ -266,15 +266,15 @@ def _cores(spark: SparkSession, conf: Configuration, is_classic: bool) -> tuple[
         return int(match[1]) * int(match[2]), f" (master {conf.master})"
     if conf.get("spark.default.parallelism"):
         return None, "spark.default.parallelism is set, so the number of cores is unknown"
-    splits = _default_splits(spark, conf)
+    splits = _count_default_splits(spark, conf)
     if splits is None:
         return None, "Spark doesn't report its number of cores"
-    if splits == 2 and (is_classic or on_demand(conf)):
+    if splits == 2 and (is_classic or grows_on_demand(conf)):
         return None, "Spark reports 2 cores even if it has fewer"
     return splits, ""
 
 
-def _default_splits(spark: SparkSession, conf: Configuration) -> int | None:
+def _count_default_splits(spark: SparkSession, conf: Configuration) -> int | None:
     """Return the number of parts of a range: Spark's default parallelism, which is the number of cores."""
     name = "spark.sql.leafNodeDefaultParallelism"
     override = conf.get(name)
@@ -292,9 +292,9 @@ def _default_splits(spark: SparkSession, conf: Configuration) -> int | None:
     return int(match[1]) if match else None
 
 
-def _executors(spark: SparkSession, conf: Configuration, cores: int) -> int | None:
+def _count_executors(spark: SparkSession, conf: Configuration, cores: int) -> int | None:
     """Return how many executors the session has; None when that cannot be found out."""
-    cores_per_executor = executor_cores(conf)
+    cores_per_executor = get_executor_cores(conf)
     if cores_per_executor:
         return cores // cores_per_executor
     try:  # a classic session counts them, the driver among them
@@ -303,7 +303,7 @@ def _executors(spark: SparkSession, conf: Configuration, cores: int) -> int | No
         return None
 
 
-def _slots_by_scheduler(spark: SparkSession) -> int | None:
+def _ask_scheduler(spark: SparkSession) -> int | None:
     """Return the slots by a classic session's scheduler; None over Spark Connect, and if Java may not be called."""
     try:
         context = spark.sparkContext._jsc.sc()
@@ -312,7 +312,7 @@ def _slots_by_scheduler(spark: SparkSession) -> int | None:
         return None
 
 
-def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool, size_word: str) -> str:
+def _describe_remedy(conf: Configuration, slots: Slots, size: int, remote: bool, size_word: str) -> str:
     """Describe the remedy to get `size` slots, without a full stop.
 
     Args:
@@ -323,7 +323,7 @@ def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool, size_wor
     if slots.by_gpus:
         name = GPUS_PER_RANK if needs_profile(conf) else GPUS_PER_TASK
         return f"Start the session with more executors that have GPUs, or let ranks share them with a smaller {name}"
-    cpus = int(conf.number("spark.task.cpus") or 1)
+    cpus = int(conf.get_number("spark.task.cpus") or 1)
     if conf.is_local or conf.master.startswith("local-cluster"):
         master = f"local[{size * cpus}]" if conf.is_local else f"local-cluster[{size},{cpus},1024]"
         if remote:
@@ -331,7 +331,7 @@ def _remedy(conf: Configuration, slots: Slots, size: int, remote: bool, size_wor
         if by_flags:
             return f"Start the session with --master {master}"
         return f'Start the session with .master("{master}")'
-    cores = executor_cores(conf)
+    cores = get_executor_cores(conf)
     if cores and cores >= cpus:
         setting = f"{'--conf ' if by_flags else ''}spark.executor.instances={-(-size // (cores // cpus))}"
         return f"Start the session with {setting} (of {cores} core{'' if cores == 1 else 's'} each)"

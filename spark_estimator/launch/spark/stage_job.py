@@ -20,42 +20,42 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_estimator.collectives.rendezvous import new_job_id
+from spark_estimator.collectives.rendezvous import make_job_id
 from spark_estimator.env import Settings
-from spark_estimator.errors import JobFailedError, error_of_task
+from spark_estimator.errors import JobFailedError, find_task_error
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
-from spark_estimator.launch.job.environment import OMP, forwarded_environment, undecided
+from spark_estimator.launch.job.environment import OMP, remove_choices, select_forwarded_variables
 from spark_estimator.launch.job.events import Event, Failed, Finished
-from spark_estimator.launch.job.failures import find_marked, first_failure, job_error
+from spark_estimator.launch.job.failures import find_first_failure, find_marked, make_job_error
 from spark_estimator.launch.job.monitor import EventDisplay, JobMonitor
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import load_values
-from spark_estimator.launch.job.results import SCHEMA, ResultRow, manifests_of, verified_values
+from spark_estimator.launch.job.results import SCHEMA, ResultRow, read_manifests, verify_values
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.without_channel import LateLines
 from spark_estimator.launch.spark import errors as spark_errors
-from spark_estimator.launch.spark.configuration import Configuration, wanted_gpus
+from spark_estimator.launch.spark.configuration import Configuration, get_gpus_per_rank
 from spark_estimator.launch.spark.driver_channel import DriverChannel
 from spark_estimator.launch.spark.dynamic_allocation import uses_barrier
-from spark_estimator.launch.spark.encryption_policy import encryption_of, spool_variables
+from spark_estimator.launch.spark.encryption_policy import choose_spool_variables, decide_encryption
 from spark_estimator.launch.spark.executor_losses import REASON_PATIENCE, FailedTasks
 from spark_estimator.launch.spark.job_tag import JobTag
-from spark_estimator.launch.spark.rank_stage import profile_of, rank_stage
+from spark_estimator.launch.spark.rank_stage import make_rank_stage, profile_of
 from spark_estimator.launch.spark.row_writer import Feed, Rows
 from spark_estimator.launch.spark.run_state import TRANSITIONS, RunEvent, RunState
-from spark_estimator.launch.spark.session import session_thread
+from spark_estimator.launch.spark.session import make_session_thread
 from spark_estimator.launch.spark.slots import require_slots
 from spark_estimator.launch.spark.stage_task import StageTask
 from spark_estimator.launch.spark.start import StartMonitor, TaskReports
 from spark_estimator.launch.spark.start_turns import StartTurn
-from spark_estimator.launch.spark.task_secrecy import packed, unlogged
-from spark_estimator.log import logger
+from spark_estimator.launch.spark.task_secrecy import pack_parcels, suppress_logs
+from spark_estimator.log import get_logger
 from spark_estimator.observe.driver_log import announce, print_line
 from spark_estimator.observe.status_line import StatusLine
 from spark_estimator.state_machine import StateMachine
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 # After the job's end: for lines that are not printed yet, and for supervisors of a job that Spark has ended.
 _LAST_LINES = timedelta(seconds=30)
@@ -99,23 +99,23 @@ def run_on_spark(
         JobFailedError: Spark ended the job for another reason.
     """
     job = replace(
-        spark_job(spark, function, size, options),
+        make_spark_job(spark, function, size, options),
         log_folder=Settings.read().log_folder,
-        gpus_per_rank=None if Configuration(spark).is_local else wanted_gpus(Configuration(spark)),
-        encrypted=encryption_of(spark)[0],
+        gpus_per_rank=None if Configuration(spark).is_local else get_gpus_per_rank(Configuration(spark)),
+        encrypted=decide_encryption(spark)[0],
     )
     frame = spark.range(0, size, 1, size) if rows is None else rows.frame.repartition(size, *rows.by)
     feed = None if rows is None else rows.feed
 
     def run(attempt: Attempt) -> list[ResultRow]:
-        again = replace(job, job_id=new_job_id(), attempt=attempt.number)
+        again = replace(job, job_id=make_job_id(), attempt=attempt.number)
         return _Run(spark, again, options, frame, feed, attempt).run()
 
     def recover(attempt: Attempt) -> None:
-        require_slots(spark, size, attempt.at_most(NEW_EXECUTOR))
+        require_slots(spark, size, attempt.limit_wait(NEW_EXECUTOR))
 
     results = run_attempts(run, options.limits, job.function, recover=recover)
-    return load_values(verified_values(results, size, job.result_ranks), job.function)
+    return load_values(verify_values(results, size, job.result_ranks), job.function)
 
 
 class _Run:
@@ -139,7 +139,7 @@ class _Run:
         self._state = StateMachine(RunState.RUNNING, TRANSITIONS)
         self._display = EventDisplay(
             show_line=options.show_line or print_line,
-            show_begun=self._say_begun if options.verbose >= 2 else None,
+            show_begun=self._announce_begin if options.verbose >= 2 else None,
             take_record=options.take_record,
         )
         self._monitor = JobMonitor(
@@ -155,16 +155,16 @@ class _Run:
         self._channel = DriverChannel(spark, job, barrier=self._barrier, put=self._put, is_running=self._is_running)
         self._late = LateLines(job, self._put, connected=self._channel.address is not None)
         if job.progress and self._channel.address is not None:
-            self._display.status = StatusLine.on_screen(job.size, options.progress_display)
+            self._display.status = StatusLine.open_on_screen(job.size, options.progress_display)
         self._turn = StartTurn(spark, job.function)
         reports = TaskReports(
             spark,
             self._tag.text,
             has_rows=feed is not None,
             connected=None if self._barrier else self._channel.count_connected,
-            earlier=self._turn.earlier,
+            earlier=self._turn.find_earlier,
         )
-        self._failed_tasks = FailedTasks(spark, reports.own_stages)
+        self._failed_tasks = FailedTasks(spark, reports.find_own_stages)
         self._start = StartMonitor(
             spark=spark,
             function=job.function,
@@ -183,9 +183,9 @@ class _Run:
         thread = None
         try:
             channel = self._channel.address
-            with packed(self._spark, replace(self._job, channel=channel), self._feed) as (job, parcels):
-                frame = self._frame_of(StageTask(job, parcels, self._barrier))
-                thread = session_thread(self._spark, lambda: self._collect(frame))
+            with pack_parcels(self._spark, replace(self._job, channel=channel), self._feed) as (job, parcels):
+                frame = self._make_frame(StageTask(job, parcels, self._barrier))
+                thread = make_session_thread(self._spark, lambda: self._collect(frame))
                 thread.start()
                 self._monitor.follow()
         finally:
@@ -196,42 +196,42 @@ class _Run:
                 ).start()
             self._late.end()
             self._channel.close()
-        return self._verdict()
+        return self._conclude()
 
-    def _frame_of(self, task: StageTask) -> Any:
+    def _make_frame(self, task: StageTask) -> Any:
         """Make the frame that runs the task once it is collected."""
-        with unlogged():
+        with suppress_logs():
             profile = profile_of(self._spark)
-            return rank_stage(self._frame, task, SCHEMA, barrier=self._barrier, profile=profile)
+            return make_rank_stage(self._frame, task, SCHEMA, barrier=self._barrier, profile=profile)
 
-    def _verdict(self) -> list[ResultRow]:
+    def _conclude(self) -> list[ResultRow]:
         rows = self._outcome if isinstance(self._outcome, list) else None
         error = self._outcome if isinstance(self._outcome, BaseException) else None
-        for manifest in manifests_of(rows or []):
+        for manifest in read_manifests(rows or []):
             if manifest.failure is not None:
                 self._monitor.note(manifest.failure)
         if error is not None:
-            for report in [*find_marked(str(error)), *self._channel.ranks.lost_with_executor(str(error))]:
+            for report in [*find_marked(str(error)), *self._channel.ranks.report_executor_loss(str(error))]:
                 self._monitor.note(report)
         reports = self._monitor.reports
-        cause = first_failure(reports)
+        cause = find_first_failure(reports)
         own_stop = self._state.state is RunState.CLOSED_AFTER_STOP
         if error is not None and not own_stop and (cause is None or cause.kind == failures.LOST):
             # A rank that is lost then was ended by Spark, as the user asked for.
-            cancelled = spark_errors.cancelled(str(error), self._job.function)
+            cancelled = spark_errors.find_cancellation(str(error), self._job.function)
             if cancelled is not None:
                 raise cancelled
-            of_task = error_of_task(error)  # of a function that makes the rows
+            of_task = find_task_error(error)  # of a function that makes the rows
             if of_task is not None:
                 raise of_task from error
         if cause is not None:
-            raise job_error(cause, reports, self._job.size, self._job.function)
+            raise make_job_error(cause, reports, self._job.size, self._job.function)
         if error is not None:
             explained = spark_errors.explain(str(error))
             if explained is not None:
                 _log.debug("Spark's error: %s", error)
                 raise explained  # without Spark's forty lines of Java, which are less clear
-            raise spark_errors.ended_by_spark(error, self._job.function)
+            raise spark_errors.make_spark_error(error, self._job.function)
         if rows is None:
             raise JobFailedError(f"the Spark job {self._tag.text} was cancelled and has not ended; see the Spark UI.")
         return rows
@@ -260,7 +260,7 @@ class _Run:
                 return
             if self._state.state in _CLOSED:  # by Ctrl-C, before Spark knows the job
                 return
-            with self._start.reports.kept(), unlogged():
+            with self._start.reports.receive_progress(), suppress_logs():
                 self._outcome = rows = [ResultRow(*row) for row in frame.collect()]
         except BaseException as error:
             self._outcome = error
@@ -285,9 +285,9 @@ class _Run:
 
     def _enforce_limits(self, attempt: Attempt) -> None:
         """End a job that takes too long, or whose results Spark has lost."""
-        if self._start.all_started():
+        if self._start.has_started_all():
             self._turn.end()
-        attempt.enforce_timeout(self._job.function, self._job.size, self._display.begun, self._start.hindrance)
+        attempt.enforce_timeout(self._job.function, self._job.size, self._display.begun, self._start.describe_hindrance)
         for report in self._channel.find_repeated():
             with contextlib.suppress(queue.Full):  # it is found again; this thread empties the queue
                 self._display.events.put_nowait(Failed(report))
@@ -298,14 +298,14 @@ class _Run:
         It ends a barrier stage with the reason. Of another stage it starts the task again, and notes the reason.
         """
         ranks = self._channel.ranks
-        cause = first_failure(self._monitor.reports)
+        cause = find_first_failure(self._monitor.reports)
         if cause is None or cause.kind != failures.LOST or not ranks.vanished:
             return False
         partition, when = next(iter(ranks.vanished.items()))
         if not self._barrier:
-            reason = self._failed_tasks.reason(partition)
+            reason = self._failed_tasks.find_reason(partition)
             if reason:
-                self._monitor.note(ranks.lost(partition, reason))
+                self._monitor.note(ranks.report_loss(partition, reason))
             if reason is not None or not self._failed_tasks.answers:
                 return False
         return time.monotonic() - when < REASON_PATIENCE.total_seconds()
@@ -314,30 +314,30 @@ class _Run:
         self._channel.registration.expire()
         self._start.report_delay(seconds)
 
-    def _say_begun(self, rank: int, pid: int) -> None:
-        announce(f"rank {rank} runs on host {self._channel.ranks.host_of(rank)}, pid {pid}")
+    def _announce_begin(self, rank: int, pid: int) -> None:
+        announce(f"rank {rank} runs on host {self._channel.ranks.find_host(rank)}, pid {pid}")
 
 
-def spark_job(spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions) -> JobSpec:
+def make_spark_job(spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions) -> JobSpec:
     """Make a job whose workers have the variables that this session demands.
 
     Raises:
         PicklingError: the function or an argument can't be pickled.
     """
-    defaults = {**spool_variables(spark), **options.environment_if_unset}
+    defaults = {**choose_spool_variables(spark), **options.environment_if_unset}
     return JobSpec.build(
-        function, size, replace(options, environment_if_unset=defaults), spark_environment(spark, options)
+        function, size, replace(options, environment_if_unset=defaults), make_spark_environment(spark, options)
     )
 
 
-def spark_environment(spark: SparkSession, options: JobOptions) -> dict[str, str]:
+def make_spark_environment(spark: SparkSession, options: JobOptions) -> dict[str, str]:
     """Return the variables of a job's workers, beside those that their executors have."""
-    return {**forwarded_environment(os.environ), **_own_threads(spark), **options.variables}
+    return {**select_forwarded_variables(os.environ), **_keep_own_threads(spark), **options.variables}
 
 
-def _own_threads(spark: SparkSession) -> dict[str, str]:
+def _keep_own_threads(spark: SparkSession) -> dict[str, str]:
     """Return the user's OMP_NUM_THREADS if the tasks run in this process's environment, where Spark overrides it."""
     if type(spark).__module__.startswith("pyspark.sql.connect") or not Configuration(spark).is_local:
         return {}
-    threads = undecided(os.environ).get(OMP)
+    threads = remove_choices(os.environ).get(OMP)
     return {OMP: threads} if threads else {}

@@ -17,13 +17,13 @@ from pyspark import BarrierTaskContext, SparkFiles, TaskContext
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
 from spark_estimator.env import SPARK_FILES_VARIABLE
 from spark_estimator.launch.job import failures
-from spark_estimator.launch.job.environment import task_share, worker_environment
+from spark_estimator.launch.job.environment import decide_task_threads, make_worker_environment
 from spark_estimator.launch.job.failures import to_marked_text
-from spark_estimator.launch.job.gpus import ORDER, VISIBLE, Pinning, TaskGpus, hosts_apart, look
+from spark_estimator.launch.job.gpus import ORDER, VISIBLE, Pinning, TaskGpus, divide_hosts, find_task_gpus
 from spark_estimator.launch.job.outcome import Outcome
-from spark_estimator.launch.job.results import ResultRow, rows_of
-from spark_estimator.launch.job.spec import JobSpec, TaskFacts, pinning_of, rendezvous_of, worker_spec
-from spark_estimator.launch.job.versions import differences, own_versions, refusal
+from spark_estimator.launch.job.results import ResultRow, make_rows
+from spark_estimator.launch.job.spec import JobSpec, TaskFacts, make_rendezvous, make_worker_spec, pin_worker_gpus
+from spark_estimator.launch.job.versions import describe_differences, explain_refusal, read_own_versions
 from spark_estimator.launch.spark.meeting import BarrierMeeting, DriverMeeting, NotNeededError, RankMeeting, SetupError
 from spark_estimator.launch.spark.row_writer import Feeding
 from spark_estimator.launch.spark.task_relay import TaskRelay
@@ -38,11 +38,11 @@ _ARROW_TYPES = (pyarrow.int32(), pyarrow.int32(), pyarrow.string(), pyarrow.int3
 _SECONDARY_WAITS = timedelta(seconds=4)
 
 
-def batches_of(
+def make_batches(
     outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None = None
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows in which a task returns how its worker ended; `unsent` as in `make_rows`."""
-    for row in rows_of(outcome, partition, unsent):
+    for row in make_rows(outcome, partition, unsent):
         columns = [[value] for value in row]
         yield pyarrow.RecordBatch.from_arrays(
             [pyarrow.array(column, kind) for column, kind in zip(columns, _ARROW_TYPES, strict=True)],
@@ -50,13 +50,13 @@ def batches_of(
         )
 
 
-def unstarted(error: SetupError) -> Outcome:
+def make_unstarted_outcome(error: SetupError) -> Outcome:
     """Make the outcome of a task that has got no worker."""
     report = error.report
     return Outcome(report.rank, report.host, report.pid, 1, report)
 
 
-def files_folder() -> dict[str, str]:
+def make_files_variable() -> dict[str, str]:
     """Return the variable by which a worker's `SparkFiles` find the files that Spark has brought to this task."""
     return {SPARK_FILES_VARIABLE: SparkFiles.getRootDirectory()}
 
@@ -82,7 +82,7 @@ class StageTask:
             RuntimeError: Spark has to end the job: the failure cannot be reported to the driver otherwise. The text
                 has a report.
         """
-        feed = self.parcels.opened_feed()
+        feed = self.parcels.load_feed()
         if feed is None:
             for _ in batches:
                 pass
@@ -91,7 +91,7 @@ class StageTask:
         partition = context.partitionId()
         relay = TaskRelay(self.job)
         try:
-            with orphans.ended_first():
+            with orphans.end_orphans_on_signal():
                 outcome = self._supervise(context, partition, relay, Feeding(feed, batches))
         except NotNeededError:
             return
@@ -99,11 +99,11 @@ class StageTask:
             # In a plain stage Spark would run the task again.
             if self.barrier or not relay.connected:
                 raise
-            outcome = unstarted(error)
-            relay.failed(error.report)
+            outcome = make_unstarted_outcome(error)
+            relay.note_failure(error.report)
         finally:
             relay.close()
-        yield from batches_of(outcome, partition, relay.kept())
+        yield from make_batches(outcome, partition, relay.to_manifest())
 
     def _supervise(self, context: TaskContext, partition: int, relay: TaskRelay, feeding: Feeding) -> Outcome:
         keep_standard_descriptors()
@@ -112,26 +112,28 @@ class StageTask:
             meeting = BarrierMeeting(context, relay)
         else:
             meeting = DriverMeeting(self.job, partition, relay)
-        endpoint = self._endpoint(meeting.address())
+        endpoint = self._open_endpoint(meeting.find_address())
         around = {**self.job.environment_if_unset, **os.environ}
-        environment = worker_environment(around, self.job.environment, task_share(context.cpus()), spark=True)
-        job = replace(self.job, environment={**environment, **files_folder()})
+        environment = make_worker_environment(
+            around, self.job.environment, decide_task_threads(context.cpus()), spark=True
+        )
+        job = replace(self.job, environment={**environment, **make_files_variable()})
         supervisor = Supervisor(job, endpoint, relay, inherited=feeding.worker_ends)
         try:
             supervisor.start()
             feeding.start({**around, **environment})
             meeting.connect(supervisor.stop)
-            everyone = meeting.everyone(self._facts(context, endpoint, supervisor.pid))
-            hosts = hosts_apart([task.host_id for task in everyone], [task.gpus for task in everyone])
+            everyone = meeting.gather_facts(self._collect_facts(context, endpoint, supervisor.pid))
+            hosts = divide_hosts([task.host_id for task in everyone], [task.gpus for task in everyone])
             everyone = [replace(task, host_id=host) for task, host in zip(everyone, hosts, strict=True)]
-            rendezvous = rendezvous_of(everyone, partition, self.job, endpoint)
-            pinned = self._pinned(everyone, partition)
-            spec = worker_spec(self.job, rendezvous, {**feeding.variables, **pinned.variables})
+            rendezvous = make_rendezvous(everyone, partition, self.job, endpoint)
+            pinned = self._pin_gpus(everyone, partition)
+            spec = make_worker_spec(self.job, rendezvous, {**feeding.variables, **pinned.variables})
             meeting.close()
-            relay.placed(rendezvous.rank, supervisor.pid)
+            relay.report_placement(rendezvous.rank, supervisor.pid)
             if rendezvous.rank == 0:  # one reports for all
                 self._log_notices(everyone, pinned, relay)
-            outcome = supervisor.run(spec, self.parcels.payload.opened())
+            outcome = supervisor.run(spec, self.parcels.payload.read())
         except BaseException:
             supervisor.discard()
             raise
@@ -145,9 +147,9 @@ class StageTask:
             raise RuntimeError(to_marked_text(failure))
         return outcome
 
-    def _endpoint(self, address: str) -> Endpoint:
+    def _open_endpoint(self, address: str) -> Endpoint:
         """Open the sockets of this task's rank."""
-        refused = refusal(self.job.versions, own_versions())
+        refused = explain_refusal(self.job.versions, read_own_versions())
         if refused:
             raise SetupError(failures.ENVIRONMENT, refused)
         try:
@@ -160,7 +162,7 @@ class StageTask:
                 "address that the other hosts reach.",
             ) from error
 
-    def _facts(self, context: TaskContext, endpoint: Endpoint, pid: int) -> TaskFacts:
+    def _collect_facts(self, context: TaskContext, endpoint: Endpoint, pid: int) -> TaskFacts:
         """Collect this supervisor's facts, for the others."""
         gpus = context.resources().get("gpu")
         wants = self.job.gpus_per_rank is not None
@@ -171,15 +173,15 @@ class StageTask:
             port=endpoint.port,
             local_name=endpoint.local_name,
             pid=pid,
-            gpus=look(gpus.addresses if gpus is not None else (), os.environ) if wants else TaskGpus(),
+            gpus=find_task_gpus(gpus.addresses if gpus is not None else (), os.environ) if wants else TaskGpus(),
             key_share=secrets.token_bytes(32),
-            versions=own_versions(),
+            versions=read_own_versions(),
         )
 
-    def _pinned(self, everyone: list[TaskFacts], partition: int) -> Pinning:
+    def _pin_gpus(self, everyone: list[TaskFacts], partition: int) -> Pinning:
         """Return the GPUs of this task's worker; a user's own word for all of them counts where Spark gave none."""
         try:
-            pinned = pinning_of(everyone, partition, self.job)
+            pinned = pin_worker_gpus(everyone, partition, self.job)
         except ValueError as error:
             raise SetupError(failures.NOT_STARTED, f"could not start: {error}") from error
         variables = {**self.job.environment_if_unset, **self.job.environment}
@@ -191,6 +193,6 @@ class StageTask:
 
     def _log_notices(self, everyone: list[TaskFacts], pinned: Pinning, relay: TaskRelay) -> None:
         """Report notices on the job at the driver before the ranks begin."""
-        differing = differences(self.job.versions, [(task.host, task.versions) for task in everyone])
+        differing = describe_differences(self.job.versions, [(task.host, task.versions) for task in everyone])
         for text in filter(None, (differing, pinned.notice)):
             relay.log(0, f"spark_estimator: {text}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from spark_estimator.errors import StartTimeoutError
 from spark_estimator.launch.spark.job_tag import has_job_tags
 from spark_estimator.launch.spark.slots import count_slots
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.observe.driver_log import printable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SAY_WAITING_AFTER = timedelta(seconds=20)
 _MOST_HOLDERS = 5
 # Spark writes down what tasks do when the next of them does something, or with its executors' heartbeat every 10 s.
 _OLD = timedelta(seconds=12)
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class TaskReports:
@@ -58,7 +58,7 @@ class TaskReports:
         self._thread = 0
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def receive_progress(self) -> Iterator[None]:
         """Receive reports while the calling thread runs the job: Connect reports in the thread that waits for rows."""
         self._thread = threading.get_ident()
         register = getattr(self._spark, "registerProgressHandler", None) if self._is_connect else None
@@ -75,7 +75,7 @@ class TaskReports:
         if threading.get_ident() == self._thread:
             self._reported = inflight_tasks
 
-    def started(self) -> int | None:
+    def count_started(self) -> int | None:
         """Return how many tasks of the job run, or have run; None if Spark doesn't report it. May be `_OLD` behind."""
         if self._connected is not None:
             return self._connected()
@@ -83,17 +83,19 @@ class TaskReports:
             return self._reported
         try:
             # If there are a DataFrame's rows, stages that compute them run first; they start no ranks.
-            stages = [self._tracker.getStageInfo(stage) for stage in self.own_stages() if self._starts_ranks(stage)]
+            stages = [
+                self._tracker.getStageInfo(stage) for stage in self.find_own_stages() if self._starts_ranks(stage)
+            ]
         except Exception:  # a stopped session, or one that forbids Java
             return None
         return sum(int(stage.numActiveTasks + stage.numCompletedTasks) for stage in stages if stage is not None)
 
-    def others(self) -> list[Any] | None:
+    def find_other_stages(self) -> list[Any] | None:
         """Return the other stages of this session's application that have tasks to do; None: unknown."""
         if self._is_connect:
             return None
         try:
-            own_stages = self.own_stages()
+            own_stages = self.find_own_stages()
             active = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
         except Exception:
             return None
@@ -104,7 +106,7 @@ class TaskReports:
             if stage is not None and stage.stageId not in own_stages and stage.numCompletedTasks < stage.numTasks
         ]
 
-    def holders(self) -> str:
+    def describe_holders(self) -> str:
         """Describe what runs in this session's application beside the job."""
         earlier = self._earlier()
         if earlier:
@@ -112,7 +114,7 @@ class TaskReports:
                 f"it waits for another job of this program, {earlier}, which has not started all of its ranks: jobs "
                 "whose ranks start one by one start one after the other"
             )
-        stages = self.others()
+        stages = self.find_other_stages()
         if stages is None:
             kind = "Spark Connect" if self._is_connect else "this session"
             return f"{kind} doesn't show what uses them: see the Spark UI"
@@ -121,14 +123,14 @@ class TaskReports:
         if not stages:
             return "no other job of this application is running: its executors may be lost, or not started yet"
         texts = [
-            f"stage {stage.stageId} ({self._name_of(stage)!r}; {stage.numActiveTasks} of {stage.numTasks} tasks "
+            f"stage {stage.stageId} ({self._describe_stage(stage)!r}; {stage.numActiveTasks} of {stage.numTasks} tasks "
             f"running, {stage.numCompletedTasks} done)"
             for stage in stages
         ]
         more = f" and {len(texts) - _MOST_HOLDERS} more stages" if len(texts) > _MOST_HOLDERS else ""
         return f"other jobs of this application are running: {', '.join(texts[:_MOST_HOLDERS])}{more}"
 
-    def _name_of(self, stage: Any) -> str:
+    def _describe_stage(self, stage: Any) -> str:
         """Return the description of a stage's job, if it has one; else the call site that Spark recorded for it."""
         with contextlib.suppress(Exception):  # Spark's store is a moment behind, or this session forbids Java
             description = self._spark.sparkContext._jsc.sc().statusStore().lastStageAttempt(stage.stageId).description()
@@ -141,7 +143,7 @@ class TaskReports:
         if not self._has_rows:
             return False
         try:
-            active = set(self._tracker.getActiveStageIds()) & self.own_stages()
+            active = set(self._tracker.getActiveStageIds()) & self.find_own_stages()
             if self._connected is None:
                 return any(not self._starts_ranks(stage) for stage in active)
             stages = map(self._tracker.getStageInfo, active)
@@ -164,7 +166,7 @@ class TaskReports:
     def _tracker(self) -> Any:
         return self._spark.sparkContext.statusTracker()
 
-    def own_stages(self) -> set[int]:
+    def find_own_stages(self) -> set[int]:
         """Return the numbers of the job's stages, in a classic session."""
         # By the tag: PySpark's own tracker knows job groups only, and a job group of this package would replace the
         # notebook's.
@@ -176,7 +178,7 @@ class TaskReports:
         return {int(stage) for info in infos if info is not None for stage in info.stageIds}
 
 
-def slots_wanting(
+def describe_missing_slots(
     spark: SparkSession, function: str, started: int, size: int, timeout: timedelta, reports: TaskReports
 ) -> str:
     """Return the message if Spark has not started all ranks of a job in time.
@@ -187,13 +189,14 @@ def slots_wanting(
     slots = count_slots(spark)
     count = f"has {slots.count}: {slots.arithmetic}" if slots.count is not None else slots.arithmetic
     return (
-        f"Spark {_how_far(function, started, size)} within {timeout.total_seconds():g} seconds (start_timeout). It "
-        f"needs {size} free slots at the same time. This session {count}; {reports.holders()}. Wait until they are "
-        "free, use a session with more slots or fewer ranks, or raise start_timeout (or HOROVOD_SPARK_START_TIMEOUT)."
+        f"Spark {_describe_start(function, started, size)} within {timeout.total_seconds():g} seconds (start_timeout). "
+        f"It needs {size} free slots at the same time. This session {count}; {reports.describe_holders()}. Wait until "
+        "they are free, use a session with more slots or fewer ranks, or raise start_timeout (or "
+        "HOROVOD_SPARK_START_TIMEOUT)."
     )
 
 
-def _how_far(function: str, started: int, size: int) -> str:
+def _describe_start(function: str, started: int, size: int) -> str:
     if started:
         return f"has started {function} on {started} of {size} ranks"
     return f"has not started {function} on any of {size} ranks"
@@ -243,9 +246,9 @@ class StartMonitor:
         quiet = seconds < SAY_WAITING_AFTER.total_seconds() or self._waiting_announced
         if not late and (quiet or self.begun):
             return
-        if self.barrier and not self.all_started():
-            started = self.reports.started()
-            waits = self.reports.others() or self.reports.computes_rows()
+        if self.barrier and not self.has_started_all():
+            started = self.reports.count_started()
+            waits = self.reports.find_other_stages() or self.reports.computes_rows()
             if not started and seconds < _OLD.total_seconds() and not waits:
                 return  # nothing blocks them: they may already run, and Spark has not reported it yet
             if started != 0:
@@ -255,44 +258,46 @@ class StartMonitor:
                 _log.info("%s: its ranks can't report their start to the driver", self.function)
                 return
         if late:
-            raise StartTimeoutError(self._stuck() if self.all_started() else self._slots_wanting())
-        if not self.all_started():
+            raise StartTimeoutError(
+                self._describe_stuck() if self.has_started_all() else self._describe_missing_slots()
+            )
+        if not self.has_started_all():
             self._waiting_announced = True
-            self.report(self._waiting(seconds))
+            self.report(self._describe_wait(seconds))
 
-    def hindrance(self) -> str:
+    def describe_hindrance(self) -> str:
         """Return a sentence on what Spark waits for; '' if it doesn't wait or report it, or had too little time."""
-        if self.all_started() or (self.barrier and self.reports.started() != 0):
+        if self.has_started_all() or (self.barrier and self.reports.count_started() != 0):
             return ""
-        if self.reports.others() == [] and (count_slots(self.spark).count or 0) >= self.size:
+        if self.reports.find_other_stages() == [] and (count_slots(self.spark).count or 0) >= self.size:
             return ""
-        return f"It needs {self.size} free slots at the same time; {self.reports.holders()}."
+        return f"It needs {self.size} free slots at the same time; {self.reports.describe_holders()}."
 
-    def all_started(self) -> bool:
+    def has_started_all(self) -> bool:
         """Return whether the driver knows that all tasks run."""
         least = 1 if self.barrier else self.size
         return bool(self.begun or self.placed or self.connected() >= least)
 
-    def _waiting(self, seconds: float) -> str:
+    def _describe_wait(self, seconds: float) -> str:
         started = 0 if self.barrier else self.connected()
         return (
-            f"Spark {_how_far(self.function, started, self.size)} for {seconds:.0f} seconds. It needs "
-            f"{self.size} free slots at the same time; {self.reports.holders()}."
+            f"Spark {_describe_start(self.function, started, self.size)} for {seconds:.0f} seconds. It needs "
+            f"{self.size} free slots at the same time; {self.reports.describe_holders()}."
         )
 
-    def _slots_wanting(self) -> str:
+    def _describe_missing_slots(self) -> str:
         assert self.timeout is not None
         started = 0 if self.barrier else self.connected()
-        return slots_wanting(self.spark, self.function, started, self.size, self.timeout, self.reports)
+        return describe_missing_slots(self.spark, self.function, started, self.size, self.timeout, self.reports)
 
-    def _stuck(self) -> str:
+    def _describe_stuck(self) -> str:
         assert self.timeout is not None
-        where = {
+        names_by_rank = {
             frame["rank"]: f"rank {frame['rank']} (host {printable(frame['host'])})"
             for frame in list(self.placed.values())
         }
         missing = [rank for rank in range(self.size) if rank not in self.begun]
-        names = ", ".join(where.get(rank, f"rank {rank}") for rank in missing[:_MOST_HOLDERS])
+        names = ", ".join(names_by_rank.get(rank, f"rank {rank}") for rank in missing[:_MOST_HOLDERS])
         more = f" and {len(missing) - _MOST_HOLDERS} more" if len(missing) > _MOST_HOLDERS else ""
         return (
             f"{names}{more} of {self.size} ranks had not started {self.function} within "

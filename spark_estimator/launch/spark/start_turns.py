@@ -29,7 +29,7 @@ class StartTurn:
 
     def __init__(self, spark: SparkSession, function: str) -> None:
         self.function = function
-        self._application = _application_of(spark)
+        self._application = _identify_application(spark)
 
     def wait(self, is_wanted: Callable[[], bool]) -> bool:
         """Wait until no earlier job is starting. Return False if the job was ended meanwhile.
@@ -54,14 +54,14 @@ class StartTurn:
                 line.remove(self)
                 _changed.notify_all()
 
-    def earlier(self) -> str:
+    def find_earlier(self) -> str:
         """Return the function of the job that has its turn before this one; empty: none has."""
         with _changed:
             line = _lines.get(self._application, [])
             return line[0].function if self in line[1:] else ""
 
 
-def _application_of(spark: SparkSession) -> str:
+def _identify_application(spark: SparkSession) -> str:
     """Return what identifies a session's Spark application in this process; of Connect, only the session is known."""
     session: Any = spark
     if type(spark).__module__.startswith("pyspark.sql.connect"):

@@ -25,7 +25,7 @@ class TaskRelay:
         self._job = job
         self._lock = threading.Lock()
         self._channel: channel.SupervisorChannel | None = None
-        self._kept = UnsentLines(job)
+        self._unsent = UnsentLines(job)
         self._rank = -1
         self._went_to_spark = False  # with its facts, because no channel was there in time
 
@@ -39,9 +39,9 @@ class TaskRelay:
         """Return whether the driver has ordered to stop."""
         return self._channel is not None and self._channel.stopped
 
-    def kept(self) -> dict[str, Any]:
+    def to_manifest(self) -> dict[str, Any]:
         """Return the manifest's part about lines that were not sent to the driver; after `close`."""
-        return self._kept.to_manifest()
+        return self._unsent.to_manifest()
 
     def connect(self, partition: int, on_stop: Callable[[str], None]) -> None:
         """Connect to the driver, if it can be reached."""
@@ -69,7 +69,7 @@ class TaskRelay:
             if self._went_to_spark:
                 connected.send(frames.GATHER)
 
-    def everyones_facts(self, own_facts: TaskFacts) -> list[TaskFacts] | None:
+    def gather_facts(self, own_facts: TaskFacts) -> list[TaskFacts] | None:
         """Send the driver this supervisor's facts, and wait for those of all.
 
         Returns:
@@ -87,7 +87,7 @@ class TaskRelay:
         assert self._channel is not None
         facts: list[TaskFacts] = []
         while len(facts) < self._job.size:
-            answer = self._channel.answer()
+            answer = self._channel.wait_for_answer()
             if answer is None:
                 raise ConnectionError("the driver ended the job while addresses were exchanged")
             if answer["kind"] == frames.GATHER:
@@ -95,7 +95,7 @@ class TaskRelay:
             facts += map(TaskFacts.from_json, answer["facts"])
         return facts
 
-    def placed(self, rank: int, pid: int) -> None:
+    def report_placement(self, rank: int, pid: int) -> None:
         """Report which rank this task's worker is.
 
         On return the driver receives it even if this process ends at once: called before the worker can run user
@@ -105,11 +105,11 @@ class TaskRelay:
             assert self._channel is not None
             self._channel.flush(channel.CONNECT_TIMEOUT)
 
-    def begun(self, rank: int, pid: int) -> None:
+    def note_begin(self, rank: int, pid: int) -> None:
         """Note that user code begins."""
         self._send(frames.BEGUN, rank=rank, host=socket.gethostname(), pid=pid)
 
-    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+    def pass_lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
         """Pass on lines of "stdout" or "stderr"."""
         for text in texts:
             if not self._job.forward_lines:
@@ -122,7 +122,7 @@ class TaskRelay:
         if not self._send(frames.LOG, rank=rank, text=message):
             self._keep(rank, "", message)
 
-    def progress(self, rank: int, progress: Progress) -> None:
+    def note_progress(self, rank: int, progress: Progress) -> None:
         """Note how far the rank is."""
         self._send(frames.PROGRESS, rank=rank, report=progress.to_dict())
 
@@ -130,7 +130,7 @@ class TaskRelay:
         """Pass on a record of an estimator's training; it is dropped where the driver does not listen."""
         self._send(frames.RECORD, rank=rank, record=dict(record))
 
-    def failed(self, report: FailureReport) -> None:
+    def note_failure(self, report: FailureReport) -> None:
         """Note that the rank has failed."""
         sent = self._send(frames.FAILURE, report=report.to_dict())
         if sent and self._job.driver_host_id == host_id():
@@ -139,7 +139,7 @@ class TaskRelay:
 
     def close(self) -> None:
         """Send the queued messages and disconnect."""
-        for stream, text in self._kept.close():
+        for stream, text in self._unsent.close():
             self._note_line(self._rank, stream, text)
         if self._channel is not None:
             self._channel.close()
@@ -150,7 +150,7 @@ class TaskRelay:
     def _keep(self, rank: int, stream: str, text: str) -> None:
         """Keep a line for a driver that does not listen."""
         self._rank = rank
-        for line in self._kept.take(rank, stream, text):
+        for line in self._unsent.take(rank, stream, text):
             self._note_line(rank, *line)
 
     def _note_line(self, rank: int, stream: str, text: str) -> None:

@@ -37,7 +37,7 @@ class Parcel:
 
     content: bytes | Broadcast[bytes] = b""
 
-    def opened(self) -> bytes:
+    def read(self) -> bytes:
         """Return the content."""
         return self.content if isinstance(self.content, bytes) else self.content.value
 
@@ -54,16 +54,16 @@ class Parcels:
     payload: Parcel
     feed: Parcel = Parcel()
 
-    def opened_feed(self) -> Feed | None:
+    def load_feed(self) -> Feed | None:
         """Unpickle what takes the task's rows; None: there are none."""
         # It came from Spark with the task, as the code that calls this did.
-        pickled = self.feed.opened()
+        pickled = self.feed.read()
         feed: Feed | None = pickle.loads(pickled) if pickled else None  # noqa: S301
         return feed
 
 
 @contextlib.contextmanager
-def packed(spark: SparkSession, job: JobSpec, feed: Feed | None = None) -> Iterator[tuple[JobSpec, Parcels]]:
+def pack_parcels(spark: SparkSession, job: JobSpec, feed: Feed | None = None) -> Iterator[tuple[JobSpec, Parcels]]:
     """Separate what may be large from the rest of a job until the block ends.
 
     Yields:
@@ -75,7 +75,7 @@ def packed(spark: SparkSession, job: JobSpec, feed: Feed | None = None) -> Itera
     """
     rows = b"" if feed is None else dump_value("the rows", feed, for_tasks=True)
     rest, contents = replace(job, payload=b""), (job.payload, rows)
-    limit = _most_bytes(spark)
+    limit = _find_size_limit(spark)
     small = len(pickle.dumps(rest))
     if limit is not None and small > limit:
         raise PreflightError(
@@ -94,7 +94,7 @@ def packed(spark: SparkSession, job: JobSpec, feed: Feed | None = None) -> Itera
                 file.destroy()
 
 
-def _most_bytes(spark: SparkSession) -> int | None:
+def _find_size_limit(spark: SparkSession) -> int | None:
     """Return how large a task may be, with room for what PySpark adds; None: any size is sent without a file."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         return None
@@ -106,7 +106,7 @@ def _most_bytes(spark: SparkSession) -> int | None:
 
 
 @contextlib.contextmanager
-def unlogged() -> Iterator[None]:
+def suppress_logs() -> Iterator[None]:
     """Log nothing, within the block, of what this thread sends to Spark."""
     thread = threading.get_ident()
 

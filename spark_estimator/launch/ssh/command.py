@@ -96,7 +96,7 @@ class SshOptions:
         )
 
 
-def joined_interfaces(names: str | Collection[str] | None) -> str | None:
+def join_interfaces(names: str | Collection[str] | None) -> str | None:
     """Join names of network interfaces by commas, as `SshOptions.read` takes them.
 
     Args:
@@ -115,7 +115,7 @@ def joined_interfaces(names: str | Collection[str] | None) -> str | None:
     return ",".join(names if isinstance(names, (list, tuple)) else sorted(names)) or None
 
 
-def agent_command(host: str, options: SshOptions) -> list[str]:
+def make_agent_command(host: str, options: SshOptions) -> list[str]:
     """Return the command that starts the agent of `host`. Nothing in it is secret."""
     settings = options.settings
     signs = f"{settings.heartbeat_seconds:g} {settings.silence_seconds:g}"
@@ -132,7 +132,7 @@ def agent_command(host: str, options: SshOptions) -> list[str]:
     return [*command, "--", host, f"exec {remote}"]
 
 
-def remedy(host: str, message: str, options: SshOptions) -> str:
+def find_remedy(host: str, message: str, options: SshOptions) -> str:
     """Return the remedy for the last line that ssh, or a program on the other host, has printed; '' if unknown."""
     for pattern, text in _REMEDIES.items():
         if re.search(pattern, message):

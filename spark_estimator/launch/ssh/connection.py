@@ -17,20 +17,20 @@ from typing import Any
 from spark_estimator import __version__
 from spark_estimator.errors import PreflightError, PythonEnvironmentError
 from spark_estimator.launch.agent import link as frames
-from spark_estimator.launch.agent.agent import HostOrder, job_fields
+from spark_estimator.launch.agent.agent import HostOrder, pack_job
 from spark_estimator.launch.agent.link import AgentLink, SilentError
 from spark_estimator.launch.agent.worker_handle import RemoteWorkerHandle
 from spark_estimator.launch.job.outcome import Relay
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.lines import MAX_LINE_BYTES
-from spark_estimator.launch.ssh.command import SshOptions, agent_command, remedy
+from spark_estimator.launch.ssh.command import SshOptions, find_remedy, make_agent_command
 from spark_estimator.launch.worker.child_process import describe_end
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 from spark_estimator.observe.driver_log import printable
 from spark_estimator.peer_json import parse_object
 from spark_estimator.reader_thread import ReaderThread
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 # How long ssh may take to exit after the end of its standard output or input.
 ENDING = timedelta(seconds=2)
@@ -63,7 +63,7 @@ class HostConnection:
         self.closing = False
         settings = options.settings
         self._ssh = subprocess.Popen(
-            agent_command(name, options),
+            make_agent_command(name, options),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -88,7 +88,7 @@ class HostConnection:
         with self._lock:
             return self._lost
 
-    def greeting(self, deadline: float) -> dict[str, Any]:
+    def wait_for_greeting(self, deadline: float) -> dict[str, Any]:
         """Wait for the agent's first frame, and check that it can run this launcher's jobs.
 
         Args:
@@ -100,7 +100,7 @@ class HostConnection:
         Raises:
             PreflightError: it cannot, or did not answer in time; the text gives the reason, without the host's name.
         """
-        answer = self._answer(deadline)
+        answer = self._wait_for_answer(deadline)
         ours = platform.python_version()
         if answer["package"] != __version__:
             raise PythonEnvironmentError(
@@ -120,8 +120,8 @@ class HostConnection:
             self.name, os.getcwd(), slots, self._options.interfaces, gentle.total_seconds(), len(job.payload)
         )
         self._most_value_bytes = job.max_result_bytes
-        self.link.send_json(frames.JOB, job=job_fields(job), order=asdict(order))
-        answer = self._answer(deadline)
+        self.link.send_json(frames.JOB, job=pack_job(job), order=asdict(order))
+        answer = self._wait_for_answer(deadline)
         if answer["problem"]:
             raise PreflightError(printable(answer["problem"]))
         if answer["note"]:
@@ -132,7 +132,7 @@ class HostConnection:
         """Give the agent the pickled function; before the first worker is started."""
         self.link.send_bytes(frames.PAYLOAD, 0, payload)
 
-    def worker_handle(
+    def make_worker_handle(
         self, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
     ) -> RemoteWorkerHandle:
         """Make the handle of a worker on that host.
@@ -147,7 +147,7 @@ class HostConnection:
             self._processes[number] = made
             lost = self._lost
         if lost:
-            made.lost(lost)
+            made.note_loss(lost)
         return made
 
     def close(self) -> None:
@@ -166,35 +166,35 @@ class HostConnection:
         self.link.give_up()
         self._ssh.kill()
 
-    def _answer(self, deadline: float) -> dict[str, Any]:
+    def _wait_for_answer(self, deadline: float) -> dict[str, Any]:
         try:
             answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             seconds = self._options.settings.start_timeout_seconds
-            quoted = f"; its last output: {self._last_words()}" if self._last_words() else ""
+            quoted = f"; its last output: {self._find_last_words()}" if self._find_last_words() else ""
             raise PreflightError(
                 f"did not answer within {seconds:g} seconds{quoted}. Is the host up? "
                 "Raise --start-timeout to wait longer."
             ) from None
         if answer is None:
-            advice = remedy(self.name, self._last_words(), self._options)
+            advice = find_remedy(self.name, self._find_last_words(), self._options)
             raise PreflightError(f"{self._lost}." + (f" To fix it: {advice}." if advice else ""))
         return answer
 
     def _read(self) -> None:
         """Handle the agent's frames until the stream ends."""
-        for letter, content in self.link.frames():
+        for letter, content in self.link.read_frames():
             self._take(letter, content)
 
     def _end(self, error: BaseException | None) -> None:
         """Report all workers of the host as lost, now that nothing of them is read any more."""
-        why = "" if error is None else f"its supervisor sent invalid data: {error!r}"
+        problem = "" if error is None else f"its supervisor sent invalid data: {error!r}"
         if isinstance(error, SilentError):
-            why = f"{error}: the host, or the network to it, is down"
+            problem = f"{error}: the host, or the network to it, is down"
         elif isinstance(error, MemoryError):
-            why = "the launcher has no memory for what its supervisor sent"
+            problem = "the launcher has no memory for what its supervisor sent"
         self.link.give_up()
-        if why:
+        if problem:
             self._ssh.kill()
         assert self._ssh.stdout is not None
         try:
@@ -204,14 +204,14 @@ class HostConnection:
             self._ssh.kill()
         self._reading[0].join(ENDING.total_seconds())  # for ssh's last words
         with self._lock:
-            self._lost = why or self._describe_end(status)
+            self._lost = problem or self._describe_end(status)
             processes = list(self._processes.values())
         for process in processes:
-            process.lost(self._lost)
+            process.note_loss(self._lost)
         self._answers.put(None)
 
     def _describe_end(self, status: int | None) -> str:
-        last = self._last_words()
+        last = self._find_last_words()
         quoted = f": {last}" if last else ""
         if status is not None and status < 0:
             return f"ssh to it was killed by {describe_end(status)}{quoted}"
@@ -219,7 +219,7 @@ class HostConnection:
             return f"ssh to it failed{quoted}" if quoted else "ssh to it, or its supervisor there, was killed"
         return f"its supervisor there ended with {describe_end(status)}{quoted}"
 
-    def _last_words(self) -> str:
+    def _find_last_words(self) -> str:
         return printable(next((line for line in reversed(list(self._tail)) if line.strip()), ""))
 
     def _read_stderr(self) -> None:
@@ -235,7 +235,7 @@ class HostConnection:
 
     def _take(self, letter: bytes, content: bytes) -> None:
         if letter in (frames.VALUE, frames.RELAYED):
-            number, piece = frames.of_process(content)
+            number, piece = frames.split_process(content)
             process = self._processes[number]
             if letter == frames.VALUE:
                 process.take_value(piece, self._most_value_bytes)

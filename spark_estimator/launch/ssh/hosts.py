@@ -16,13 +16,13 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
-from spark_estimator.errors import PreflightError, PythonEnvironmentError, without_links
-from spark_estimator.launch.agent.agent import address_of
+from spark_estimator.errors import PreflightError, PythonEnvironmentError, remove_links
+from spark_estimator.launch.agent.agent import find_address
 from spark_estimator.launch.job.environment import (
+    add_own_python,
+    decide_host_threads,
     exported_environment,
-    host_share,
-    path_with_own_python,
-    worker_environment,
+    make_worker_environment,
 )
 from spark_estimator.launch.job.hosts import is_here
 from spark_estimator.launch.job.outcome import Outcome, Relay
@@ -30,7 +30,7 @@ from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.ssh.command import SshOptions
 from spark_estimator.launch.ssh.connection import HostConnection
 from spark_estimator.launch.worker.worker_host import LOOPBACK, LocalWorkerHandle, WorkerHandle
-from spark_estimator.observe.driver_address import driver_address
+from spark_estimator.observe.driver_address import find_driver_address
 
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
@@ -69,30 +69,30 @@ class Hosts:
         self._lock = threading.Lock()
         self._closed = False
         self._joining: dict[str, Future[None]] = {}
-        self._here: dict[str, JobSpec] = {}
+        self._local_jobs: dict[str, JobSpec] = {}
         self._address = ""
         self._closing = ExitStack()
         # All at once: each may take some seconds to end.
-        self._closing.callback(lambda: side_by_side(HostConnection.close, list(self._connections.values())))
-        self._closing.callback(self._connect_no_more)
+        self._closing.callback(lambda: map_in_threads(HostConnection.close, list(self._connections.values())))
+        self._closing.callback(self._forbid_connections)
         try:
             self._reach(ranks)
         except BaseException:
             self._closing.close()
             raise
 
-    def worker_handle(
+    def make_worker_handle(
         self, host: str, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
     ) -> WorkerHandle:
         """Make the handle of a worker on a connected host; as `HostConnection.make_worker_handle`."""
         connection = self._connections.get(host)
         if connection is not None:
-            return connection.worker_handle(number, rank, relay, link=link)
+            return connection.make_worker_handle(number, rank, relay, link=link)
         return LocalWorkerHandle(
-            self._here[host], relay, gentle=self._gentle, address=self._address, host=host, link=link
+            self._local_jobs[host], relay, gentle=self._gentle, address=self._address, host=host, link=link
         )
 
-    def pending_worker_handle(
+    def make_pending_worker_handle(
         self, host: str, slots: int, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
     ) -> WorkerHandle:
         """Make a worker's handle on a host that is connected first if it isn't, or if its connection was lost.
@@ -100,14 +100,14 @@ class Hosts:
         The arguments are those of `make_worker_handle`.
         """
         connection = self._connections.get(host)
-        if host in self._here or (connection is not None and connection.address and not connection.lost):
-            return self.worker_handle(host, number, rank, relay, link=link)
+        if host in self._local_jobs or (connection is not None and connection.address and not connection.lost):
+            return self.make_worker_handle(host, number, rank, relay, link=link)
         with self._lock:
             if host not in self._joining or self._joining[host].done():
                 self._joining[host] = Future()
                 threading.Thread(target=self._join, args=(host, slots, self._joining[host]), daemon=True).start()
             joined = self._joining[host]
-        return PendingWorkerHandle(joined, lambda: self.worker_handle(host, number, rank, relay, link=link))
+        return PendingWorkerHandle(joined, lambda: self.make_worker_handle(host, number, rank, relay, link=link))
 
     def cut(self) -> None:
         """End all connections at once; the agents end their ranks."""
@@ -128,7 +128,7 @@ class Hosts:
             self._disconnect(host)
             # It is the only one that is reached now, and the last line is about it.
             if isinstance(error, PreflightError):
-                error = PreflightError(without_links(str(error)).splitlines()[-1].strip())
+                error = PreflightError(remove_links(str(error)).splitlines()[-1].strip())
             joined.set_exception(error)
         else:
             joined.set_result(None)
@@ -136,10 +136,10 @@ class Hosts:
     def _reach(self, ranks: Mapping[str, int]) -> None:
         deadline = time.monotonic() + self._options.settings.start_timeout_seconds
         names = list(ranks)
-        is_own = dict(zip(names, side_by_side(is_here, names), strict=True))
-        here = {name: self._job_here(ranks[name]) for name in names if is_own[name]}
+        is_own = dict(zip(names, map_in_threads(is_here, names), strict=True))
+        local_jobs = {name: self._make_local_job(ranks[name]) for name in names if is_own[name]}
         connections = [self._connect(name) for name in names if not is_own[name]]
-        greetings = self._ask(connections, lambda connection: connection.greeting(deadline))
+        greetings = self._ask(connections, lambda connection: connection.wait_for_greeting(deadline))
         self._greetings |= {
             connection.name: greeting for connection, greeting in zip(connections, greetings, strict=True)
         }
@@ -148,16 +148,18 @@ class Hosts:
         self._ask(
             connections, lambda connection: connection.prepare(job, ranks[connection.name], self._gentle, deadline)
         )
-        if here and not self._address:
-            self._address = self._own_address()
-        self._check_addresses({*self._here, *here})
-        side_by_side(lambda connection: connection.send_payload(job.payload), connections)
-        self._here |= here
+        if local_jobs and not self._address:
+            self._address = self._find_own_address()
+        self._check_addresses({*self._local_jobs, *local_jobs})
+        map_in_threads(lambda connection: connection.send_payload(job.payload), connections)
+        self._local_jobs |= local_jobs
 
-    def _job_here(self, ranks: int) -> JobSpec:
-        path = {"PATH": path_with_own_python(self._job.environment.get("PATH") or os.environ.get("PATH", os.defpath))}
+    def _make_local_job(self, ranks: int) -> JobSpec:
+        path = {"PATH": add_own_python(self._job.environment.get("PATH") or os.environ.get("PATH", os.defpath))}
         variables = {**self._job.environment, **path}
-        return replace(self._job, environment=worker_environment(os.environ, variables, host_share(ranks)))
+        return replace(
+            self._job, environment=make_worker_environment(os.environ, variables, decide_host_threads(ranks))
+        )
 
     def _connect(self, name: str) -> HostConnection:
         with self._lock:
@@ -174,24 +176,24 @@ class Hosts:
         if connection is not None:
             connection.close()
 
-    def _connect_no_more(self) -> None:
+    def _forbid_connections(self) -> None:
         with self._lock:
             self._closed = True
 
-    def _ask(self, connections: Sequence[HostConnection], what: Callable[[HostConnection], _Found]) -> list[_Found]:
+    def _ask(self, connections: Sequence[HostConnection], question: Callable[[HostConnection], _Found]) -> list[_Found]:
         """Ask these connections in parallel. Return their answers.
 
         Raises:
             PreflightError: some hosts are unavailable.
         """
 
-        def asked(connection: HostConnection) -> _Found | PreflightError:
+        def ask(connection: HostConnection) -> _Found | PreflightError:
             try:
-                return what(connection)
+                return question(connection)
             except PreflightError as error:
                 return error
 
-        answers = side_by_side(asked, connections)
+        answers = map_in_threads(ask, connections)
         good_answers = [answer for answer in answers if not isinstance(answer, PreflightError)]
         if len(good_answers) == len(answers):
             return good_answers
@@ -201,25 +203,25 @@ class Hosts:
         same = all(isinstance(error, PythonEnvironmentError) for _, error in failed)
         raise (PythonEnvironmentError if same else PreflightError)("\n".join(lines))
 
-    def _own_address(self) -> str:
+    def _find_own_address(self) -> str:
         """Find the address of this host at which the ranks of the others can reach its own."""
         if not self._connections and not self._others_may_come:
             return LOOPBACK
         if self._options.interfaces:
             try:
-                return address_of(self._options.interfaces, "")
+                return find_address(self._options.interfaces, "")
             except OSError as error:
                 raise PreflightError(f"{socket.gethostname()}: {error}.") from error
         if not self._connections:
             try:
-                return driver_address("", _ELSEWHERE)
+                return find_driver_address("", _ELSEWHERE)
             except OSError:
                 return LOOPBACK
         addresses = []
         for greeting in self._greetings.values():
             # This host's address as the other host sees it; behind NAT that is not an address of this host.
             with suppress(OSError):
-                addresses.append(driver_address(greeting["launcher_address"], greeting["own_address"]))
+                addresses.append(find_driver_address(greeting["launcher_address"], greeting["own_address"]))
         if not addresses:
             raise PreflightError(
                 f"found no address of {socket.gethostname()} that {', '.join(self._connections)} can reach: set the "
@@ -256,11 +258,11 @@ class PendingWorkerHandle:
         self._make = make
         self._lock = threading.Lock()
         self._stopped: Future[str] = Future()
-        self._place: WorkerHandle | None = None
+        self._handle: WorkerHandle | None = None
 
     @property
     def pid(self) -> int:
-        return 0 if self._place is None else self._place.pid
+        return 0 if self._handle is None else self._handle.pid
 
     def start(self) -> PeerFacts | Outcome:
         """Implement `WorkerHandle.start`. Raises PreflightError, too: the host is unavailable."""
@@ -270,41 +272,41 @@ class PendingWorkerHandle:
             if self._stopped.done():
                 raise InterruptedError(f"it was stopped {self._stopped.result()}")
             self._joined.result()
-            self._place = self._make()
-        return self._place.start()
+            self._handle = self._make()
+        return self._handle.start()
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
         """Implement `WorkerHandle.run`."""
-        assert self._place is not None
-        return self._place.run(rendezvous)
+        assert self._handle is not None
+        return self._handle.run(rendezvous)
 
-    def become(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Implement `WorkerHandle.set_rank`."""
-        assert self._place is not None
-        self._place.become(rank)
+        assert self._handle is not None
+        self._handle.set_rank(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
         """Implement `WorkerHandle.stop`."""
         with self._lock:
-            if self._place is None:
+            if self._handle is None:
                 if not self._stopped.done():
                     self._stopped.set_result(reason)
                 return
-        self._place.stop(reason, at_once=at_once)
+        self._handle.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
         """Implement `WorkerHandle.discard`."""
-        if self._place is not None:
-            self._place.discard()
+        if self._handle is not None:
+            self._handle.discard()
 
 
-def side_by_side(what: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[_Found]:
+def map_in_threads(function: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[_Found]:
     """Return the result for each item, computed in a separate thread each; in the order of the items."""
     if not items:
         return []
     pool = ThreadPoolExecutor(len(items))
     try:
-        return list(pool.map(what, items))
+        return list(pool.map(function, items))
     finally:
         pool.shutdown(wait=False)  # when this thread is interrupted: what the others wait for is about to be closed
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.elastic.discovery import HostWatch
-from spark_estimator.launch.elastic.job_entry import elastic, run_elastic
+from spark_estimator.launch.elastic.job_entry import mark_elastic, run_elastic
 from spark_estimator.launch.elastic.placement import Cooldown
 from spark_estimator.launch.job.hosts import Host, assign_hosts
 from spark_estimator.launch.job.options import JobOptions
@@ -51,7 +51,9 @@ def run_on_hosts(
 
         def make_workers(relay: Relay) -> list[WorkerHandle]:
             return [
-                reached.worker_handle(share.host.name, rank, rank, relay) for share in shares for rank in share.ranks
+                reached.make_worker_handle(share.host.name, rank, rank, relay)
+                for share in shares
+                for rank in share.ranks
             ]
 
         return run_job(job, make_workers, show_line=show_line, gentle=gentle, cancel=reached.cut)
@@ -78,7 +80,7 @@ def run_elastic_on_hosts(
         PreflightError: a host is unavailable; nothing was started.
         JobFailedError: the job could not continue.
     """
-    job = elastic(job)
+    job = mark_elastic(job)
     slots = {host.name: host.slots for host in hosts}
     # A script may print a hundred hosts, of which a few are needed. Hosts that a user has listed are all checked.
     used = (
@@ -88,7 +90,7 @@ def run_elastic_on_hosts(
 
         def make(host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
             present = slots if watch is None else {host.name: host.slots for host in watch.hosts}
-            return reached.pending_worker_handle(host, present.get(host, 1), number, rank, relay, link=link)
+            return reached.make_pending_worker_handle(host, present.get(host, 1), number, rank, relay, link=link)
 
         return run_elastic(
             job,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from spark_estimator.elastic.decisions import Terms
-from spark_estimator.launch.elastic.discovery import HostScript, HostWatch, first_hosts
+from spark_estimator.launch.elastic.discovery import HostScript, HostWatch, wait_for_first_hosts
 from spark_estimator.launch.elastic.placement import Cooldown
 from spark_estimator.launch.job.hosts import Host, assign_hosts, is_here, parse_hosts, read_hostfile
 from spark_estimator.launch.ssh.command import SshOptions
-from spark_estimator.launch.ssh.hosts import side_by_side
+from spark_estimator.launch.ssh.hosts import map_in_threads
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ def find_hosts(
         if terms is None:
             raise ValueError(f"{sources[0]} needs an elastic job.")
         asked = HostScript(script, slots_per_host or 1)
-        hosts_found = first_hosts(asked, size, terms.timeout, report)
+        hosts_found = wait_for_first_hosts(asked, size, terms.timeout, report)
         watch = HostWatch(asked, hosts_found)
         return Where(
-            hosts_found, read_options(not _all_here(hosts_found)), _begun_with(hosts_found, terms), cooldown, watch
+            hosts_found, read_options(not _are_all_here(hosts_found)), _fill_slots(hosts_found, terms), cooldown, watch
         )
     if slots_per_host is not None:
         raise ValueError(f"slots_per_host={slots_per_host} needs a host discovery script.")
@@ -79,19 +79,19 @@ def find_hosts(
         return Where(terms=terms)
     hosts_found = parse_hosts(hosts) if hosts is not None else read_hostfile(str(hostfile))
     if terms is not None:
-        terms = _begun_with(hosts_found, terms)
+        terms = _fill_slots(hosts_found, terms)
     used = assign_hosts(
         hosts_found, size if terms is None else terms.size, str(hosts if hosts is not None else hostfile)
     )
-    if _all_here([share.host for share in used]):
+    if _are_all_here([share.host for share in used]):
         return Where(terms=terms)
     return Where(hosts_found, read_options(True), terms, cooldown)
 
 
-def _begun_with(hosts: list[Host], terms: Terms) -> Terms:
+def _fill_slots(hosts: list[Host], terms: Terms) -> Terms:
     slots = sum(host.slots for host in hosts)
     return replace(terms, size=max(terms.size, min(slots, terms.most)) if terms.replace else terms.size)
 
 
-def _all_here(hosts: list[Host]) -> bool:
-    return all(side_by_side(is_here, [host.name for host in hosts]))
+def _are_all_here(hosts: list[Host]) -> bool:
+    return all(map_in_threads(is_here, [host.name for host in hosts]))

@@ -33,7 +33,7 @@ def keep_standard_descriptors() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
 
 
-def exit_descriptor(pid: int) -> int:
+def open_exit_descriptor(pid: int) -> int:
     """Return a descriptor that becomes readable when the process ends; -1 where the system has none."""
     opener = getattr(os, "pidfd_open", None)
     try:
@@ -50,7 +50,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def thread_names(pid: int) -> list[str]:
+def list_thread_names(pid: int) -> list[str]:
     """Return the operating system's names of a process's threads, each once; none where there is no /proc."""
     names = set()
     for path in Path(f"/proc/{pid}/task").glob("*/comm"):
@@ -115,7 +115,7 @@ def reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
         child.returncode = UNKNOWN
         return UNKNOWN, 0
     child.returncode = os.waitstatus_to_exitcode(status)
-    return child.returncode, _bytes(usage)
+    return child.returncode, _to_bytes(usage)
 
 
 class MemoryBaseline(NamedTuple):
@@ -132,16 +132,16 @@ class MemoryBaseline(NamedTuple):
     @classmethod
     def take(cls) -> MemoryBaseline:
         """Return the present one."""
-        return cls(_bytes(resource.getrusage(resource.RUSAGE_SELF)), oom_kills())
+        return cls(_to_bytes(resource.getrusage(resource.RUSAGE_SELF)), count_oom_kills())
 
 
-def _bytes(usage: resource.struct_rusage) -> int:
+def _to_bytes(usage: resource.struct_rusage) -> int:
     return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def oom_kills() -> int:
+def count_oom_kills() -> int:
     """Return how often the kernel has killed a process of this control group for lack of memory; 0 if not counted."""
-    for path in (*_memory_counters(), "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+    for path in (*_find_memory_counters(), "/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             for line in Path(path).read_text(encoding="ascii").splitlines():
                 if line.startswith("oom_kill "):
@@ -149,7 +149,7 @@ def oom_kills() -> int:
     return 0
 
 
-def _memory_counters() -> Iterator[str]:
+def _find_memory_counters() -> Iterator[str]:
     """Yield the files that count for this process's group. A container sees its own group as the root."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
@@ -179,6 +179,6 @@ def describe_kill(exit_code: int, peak_bytes: int, before: MemoryBaseline) -> st
         return text
     if peak_bytes > before.peak_bytes:
         text += f", after its memory peaked at {peak_bytes / (1 << 20):.0f} MiB"
-    if oom_kills() > before.oom_kills:
+    if count_oom_kills() > before.oom_kills:
         return text + "; the kernel's out-of-memory killer was active: the job needs more memory, or must use less"
     return text + "; unless someone killed it, its host was out of memory (see dmesg, or the container's events)"

@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 
-from spark_estimator.errors import PeerLostError, ShutDownError, without_links
+from spark_estimator.errors import PeerLostError, ShutDownError, remove_links
 
 # Members of an exception group that a message names, and causes of one error.
 _MOST_MEMBERS = 8
 _MOST_CAUSES = 4
 
 
-def named(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return type and message, as the last line of a traceback has them."""
     try:
-        return without_links("".join(traceback.format_exception_only(type(error), error))).strip()
+        return remove_links("".join(traceback.format_exception_only(type(error), error))).strip()
     except Exception:  # a user's __str__ may fail
         return type(error).__name__
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return type and message; below, the line that raised an error without a message, and its causes.
 
     In an exception group, its members' types and messages follow in the same line.
@@ -31,36 +31,36 @@ def described(error: BaseException) -> str:
     cause, seen = error.__cause__, {id(error)}
     while cause is not None and id(cause) not in seen and len(causes) < _MOST_CAUSES:
         seen.add(id(cause))
-        causes.append(f"\n  from {_with_members(cause)}{_place(cause)}")
+        causes.append(f"\n  from {_format_group(cause)}{_describe_origin(cause)}")
         cause = cause.__cause__
-    return f"{_with_members(error)}{_place(error)}{''.join(causes)}"
+    return f"{_format_group(error)}{_describe_origin(error)}{''.join(causes)}"
 
 
 def is_secondary(error: BaseException) -> bool:
     """Return whether an error, or each member of a group, was raised because another rank had failed."""
-    for link in chain(error):
-        group = members(link)
+    for link in walk_chain(error):
+        group = list_members(link)
         if isinstance(link, (PeerLostError, ShutDownError)) or (group and all(map(is_secondary, group))):
             return True
     return False
 
 
-def traceback_text(error: BaseException, is_own: Callable[[str], bool]) -> str:
+def format_traceback(error: BaseException, is_own: Callable[[str], bool]) -> str:
     """Return the whole traceback, chain included.
 
     Args:
         is_own: whether the frames of a file are left out at the beginning.
     """
     with suppress(Exception):
-        for link in chain(error):
-            link.__traceback__ = _without_own_frames(link.__traceback__, is_own)
+        for link in walk_chain(error):
+            link.__traceback__ = _skip_own_frames(link.__traceback__, is_own)
     try:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:
         return f"{type(error).__name__} (its traceback cannot be printed)"
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
+def walk_chain(error: BaseException) -> Iterator[BaseException]:
     """Yield `error`, and what it was raised from or while handling."""
     seen: set[int] = set()
     current: BaseException | None = error
@@ -70,7 +70,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def members(error: BaseException) -> tuple[BaseException, ...]:
+def list_members(error: BaseException) -> tuple[BaseException, ...]:
     """Return the members of an exception group, also of the backport for Python 3.10; else empty."""
     try:
         group = getattr(error, "exceptions", None)
@@ -80,17 +80,17 @@ def members(error: BaseException) -> tuple[BaseException, ...]:
     return tuple(group or ()) if is_group else ()
 
 
-def _with_members(error: BaseException) -> str:
-    group = members(error)
+def _format_group(error: BaseException) -> str:
+    group = list_members(error)
     if not group:
-        return named(error)
-    texts = [_with_members(member).split("\n", 1)[0] for member in group[:_MOST_MEMBERS]]
+        return format_error(error)
+    texts = [_format_group(member).split("\n", 1)[0] for member in group[:_MOST_MEMBERS]]
     if len(group) > len(texts):
         texts.append(f"{len(group) - len(texts)} more")
-    return f"{named(error)}: {'; '.join(texts)}"
+    return f"{format_error(error)}: {'; '.join(texts)}"
 
 
-def _place(error: BaseException) -> str:
+def _describe_origin(error: BaseException) -> str:
     """Return the frame that raised an error without a message, as a traceback prints it; '' for other errors."""
     with suppress(Exception):
         frames = traceback.extract_tb(error.__traceback__)
@@ -101,7 +101,7 @@ def _place(error: BaseException) -> str:
     return ""
 
 
-def _without_own_frames(trace: TracebackType | None, is_own: Callable[[str], bool]) -> TracebackType | None:
+def _skip_own_frames(trace: TracebackType | None, is_own: Callable[[str], bool]) -> TracebackType | None:
     while trace is not None and is_own(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace

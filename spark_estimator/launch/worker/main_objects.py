@@ -29,19 +29,19 @@ def send_by_value() -> None:
     """Have multiprocessing's pickles contain them; a second call changes nothing."""
     from multiprocessing.reduction import ForkingPickler
 
-    ForkingPickler.reducer_override = _reduced  # type: ignore[method-assign]
+    ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
 
 
-def _reduced(pickler: object, thing: Any) -> Any:
+def _reduce(pickler: object, thing: Any) -> Any:
     """Reduce a function or class of ``__main__``; return NotImplemented for all others: as Python does."""
     if not isinstance(thing, _PICKLED_BY_NAME) or thing.__module__ not in _MODULES or _is_importable(thing):
         return NotImplemented
     pickled = dump_value(f"{thing.__qualname__} of __main__", thing)
     if not isinstance(thing, type):
-        return _function, (pickled,)
+        return _load_function, (pickled,)
     identity = _identity_of.setdefault(thing, secrets.token_hex(8))
     _class_of[identity] = thing
-    return _class, (identity, pickled)
+    return _load_class, (identity, pickled)
 
 
 def _is_importable(thing: Any) -> bool:
@@ -52,16 +52,16 @@ def _is_importable(thing: Any) -> bool:
         return False
 
 
-def _function(pickled: bytes) -> Any:
+def _load_function(pickled: bytes) -> Any:
     send_by_value()
     return pickle.loads(pickled)  # noqa: S301  # from the rank, or from a process that it started
 
 
-def _class(identity: str, pickled: bytes) -> type:
+def _load_class(identity: str, pickled: bytes) -> type:
     """Return a class; not unpickled again where it is known, which would set its attributes to those of the sender."""
     kind = _class_of.get(identity)
     if kind is None:
-        kind = _function(pickled)
+        kind = _load_function(pickled)
         _class_of[identity] = kind
         _identity_of.setdefault(kind, identity)
     return kind

@@ -34,13 +34,13 @@ def mark(environment: MutableMapping[str, str]) -> str:
     return new
 
 
-def end(*marks: str) -> None:
+def end_marked(*marks: str) -> None:
     """Kill every process of this user that has one of the marks. Where there is no ``/proc``, nothing is found."""
     encoded_marks = [mark.encode() for mark in marks if mark]
     deadline = time.monotonic() + _LONGEST.total_seconds()
     killed: set[int] = set()
     while encoded_marks:
-        mark_of = {pid: _marks(pid) for pid in _processes() if pid not in killed}
+        mark_of = {pid: _read_marks(pid) for pid in _list_processes() if pid not in killed}
         alive = [pid for pid, value in mark_of.items() if value and any(mark in value for mark in encoded_marks)]
         for pid in alive:
             _kill(pid, encoded_marks)
@@ -50,12 +50,12 @@ def end(*marks: str) -> None:
             if None not in mark_of.values() or time.monotonic() >= deadline:
                 break
             time.sleep(0.001)
-    # Only now: after a signal, `ended_first` may have to end the remaining processes.
+    # Only now: after a signal, `end_orphans_on_signal` may have to end the remaining processes.
     _live_marks.difference_update(marks)
 
 
 @contextmanager
-def ended_first() -> Iterator[None]:
+def end_orphans_on_signal() -> Iterator[None]:
     """Have SIGHUP and SIGTERM, where they would end this process, first end all that has a mark. In the main thread.
 
     PySpark's daemon sends these signals to the tasks of a lost executor. A worker ends with its parent, together
@@ -66,7 +66,7 @@ def ended_first() -> Iterator[None]:
     def end_all(number: int, frame: object) -> None:
         for caught_signal in caught:  # PySpark's daemon sends it twice
             signal.signal(caught_signal, signal.SIG_IGN)
-        end(*_live_marks)
+        end_marked(*_live_marks)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -82,7 +82,7 @@ def ended_first() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _processes() -> list[int]:
+def _list_processes() -> list[int]:
     with suppress(OSError):
         return [int(entry) for entry in os.listdir(_PROC) if entry.isdecimal() and int(entry) != os.getpid()]
     return []
@@ -91,9 +91,9 @@ def _processes() -> list[int]:
 def _kill(pid: int, encoded_marks: list[bytes]) -> None:
     """Kill the process if it still has such a mark: another may have got the number of one that has ended."""
     # From here on the signal reaches the process that has the number now, or none.
-    descriptor = child_process.exit_descriptor(pid)
+    descriptor = child_process.open_exit_descriptor(pid)
     try:
-        value = _marks(pid)
+        value = _read_marks(pid)
         if value and any(mark in value for mark in encoded_marks):
             with suppress(OSError):
                 if descriptor >= 0:
@@ -105,7 +105,7 @@ def _kill(pid: int, encoded_marks: list[bytes]) -> None:
             os.close(descriptor)
 
 
-def _marks(pid: int) -> bytes | None:
+def _read_marks(pid: int) -> bytes | None:
     """Return a process's value of `PROCESS_VARIABLE`; b"" where it has none, has ended, or is another user's.
 
     None while it becomes another program: in the midst of ``execve`` the new environment is not there yet. It may

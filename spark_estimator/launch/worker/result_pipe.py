@@ -24,7 +24,7 @@ _HEADER = struct.Struct(">cI")
 _MAX_FRAME_BYTES = 4 << 20
 
 
-def frame(letter: bytes, content: bytes) -> bytes:
+def pack_frame(letter: bytes, content: bytes) -> bytes:
     """Return a frame as bytes."""
     return _HEADER.pack(letter, len(content)) + content
 
@@ -46,7 +46,7 @@ class ResultWriter:
         """Send a frame; block until the supervisor has room."""
         if not self.usable:
             return
-        view = memoryview(frame(letter, content))
+        view = memoryview(pack_frame(letter, content))
         with self._lock:
             while view:
                 view = view[os.write(self._descriptor, view) :]

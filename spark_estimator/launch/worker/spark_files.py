@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from spark_estimator.compat.awaited_imports import when_imported
+from spark_estimator.compat.awaited_imports import call_when_imported
 from spark_estimator.env import SPARK_FILES_VARIABLE
 
 # Where the class is: in Spark 4, and before.
@@ -24,4 +24,4 @@ def find_spark_files(environ: Mapping[str, str]) -> None:
         files._is_running_on_worker = True
 
     for module in _MODULES:
-        when_imported(module, set_folder)
+        call_when_imported(module, set_folder)

@@ -25,7 +25,7 @@ from spark_estimator.launch.worker.batching_selector import RestingSelector
 from spark_estimator.launch.worker.child_process import FROZEN_INTERVAL, FrozenWatch, MemoryBaseline
 from spark_estimator.launch.worker.requests import SupervisorRequests
 from spark_estimator.launch.worker.state import TRANSITIONS, WorkerEvent, WorkerState
-from spark_estimator.launch.worker.worker import input_of
+from spark_estimator.launch.worker.worker import make_input
 from spark_estimator.launch.worker.worker_process import WorkerProcess
 from spark_estimator.launch.worker.worker_report import WorkerReport
 from spark_estimator.observe.progress import Progress
@@ -47,13 +47,13 @@ _FROZEN_SILENCES = 1.5
 _DRAIN = timedelta(seconds=0.5)
 
 
-def _reading_order(ready: tuple[selectors.SelectorKey, int]) -> int:
+def _get_reading_order(ready: tuple[selectors.SelectorKey, int]) -> int:
     """Order stdout, stderr, others, results: what was printed before a failure is known when the failure is."""
     name = ready[0].data
     return STREAMS.index(name) if name in STREAMS else 3 if name == "result" else 2
 
 
-def _silence_limit(job: JobSpec) -> timedelta:
+def _read_silence_limit(job: JobSpec) -> timedelta:
     """Return how long a worker may be stopped by a signal; zero where heartbeats are turned off."""
     try:
         settings = Settings.read({**os.environ, **job.environment})
@@ -107,7 +107,7 @@ class Supervisor:
         self._worker: _Worker | None = None
         self._kill_at: float | None = None
         self._slow_at: float | None = None
-        self._frozen = FrozenWatch(_silence_limit(job))
+        self._frozen = FrozenWatch(_read_silence_limit(job))
 
     @property
     def pid(self) -> int:
@@ -137,7 +137,7 @@ class Supervisor:
         process = worker.process
         self._identity.rank = -1 if spec.rendezvous.awaited else spec.rendezvous.rank
         self._close_inherited()
-        process.set_input(input_of(spec, payload))
+        process.set_input(make_input(spec, payload))
         del payload
         with contextlib.ExitStack() as stack:
             stack.callback(self._requests.close)
@@ -148,7 +148,9 @@ class Supervisor:
                 stack.callback(os.close, exit_descriptor)
             try:
                 while not process.has_ended:
-                    for key, _ in sorted(selector.select(self._timeout(exit_descriptor)), key=_reading_order):
+                    for key, _ in sorted(
+                        selector.select(self._choose_timeout(exit_descriptor)), key=_get_reading_order
+                    ):
                         self._handle(key, selector, worker)
                     self._kill_when_due(process)
                     self._report_slow_end(worker)
@@ -162,11 +164,11 @@ class Supervisor:
             finally:
                 exit_code, peak_bytes = process.reap()
         worker.output.flush()
-        outcome = worker.report.outcome(exit_code, peak_bytes)
+        outcome = worker.report.conclude(exit_code, peak_bytes)
         self._state.fire(WorkerEvent.END)
         return outcome
 
-    def become(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Give the worker another rank, under which its lines and its end are reported from now on.
 
         On return what it has printed before is passed on under the old one.
@@ -208,12 +210,12 @@ class Supervisor:
             if stream is not None:
                 selector.register(stream, selectors.EVENT_READ, name)
         selector.register(process.stdin, selectors.EVENT_WRITE, "stdin")
-        descriptor = child_process.exit_descriptor(process.pid)
+        descriptor = child_process.open_exit_descriptor(process.pid)
         if descriptor >= 0:
             selector.register(descriptor, selectors.EVENT_READ, "exit")
         return descriptor
 
-    def _timeout(self, exit_descriptor: int) -> float | None:
+    def _choose_timeout(self, exit_descriptor: int) -> float | None:
         """Return how long to wait for something to happen, in seconds; None: without limit."""
         watched = FROZEN_INTERVAL.total_seconds() if self._frozen.limit else None
         timeout = watched if exit_descriptor >= 0 else 0.05
@@ -229,7 +231,7 @@ class Supervisor:
                 selector.unregister(worker.process.stdin)
                 worker.process.end_input()
         elif key.data == "request":
-            self._obey(worker)
+            self._handle_requests(worker)
         elif key.data == "progress":
             self._pass_on_progress(selector, worker.process)
         elif key.data == "result":
@@ -258,7 +260,7 @@ class Supervisor:
             if self._state.state is WorkerState.FAILED and before is not WorkerState.FAILED:
                 self._kill_at = time.monotonic() + _FAREWELL.total_seconds()
 
-    def _obey(self, worker: _Worker) -> None:
+    def _handle_requests(self, worker: _Worker) -> None:
         """Do what other threads have asked for."""
         request = self._requests.take()
         if request.rank is not None:
@@ -294,7 +296,7 @@ class Supervisor:
 
     def _kill_if_frozen(self, worker: _Worker) -> None:
         if self._frozen.is_frozen(self._identity.pid):
-            worker.report.freeze(self._frozen.limit)
+            worker.report.note_frozen(self._frozen.limit)
             worker.process.signal(signal.SIGKILL)
 
     def _pass_on_progress(self, selector: RestingSelector, process: WorkerProcess) -> None:
@@ -306,7 +308,7 @@ class Supervisor:
             return
         with contextlib.suppress(ValueError):
             progress = Progress.from_dict(parse_json(received.splitlines()[-1]))
-            self._relay.progress(self._identity.rank, progress)
+            self._relay.note_progress(self._identity.rank, progress)
 
     def _drain(self, selector: RestingSelector, worker: _Worker) -> None:
         """Read what the dead group has left in its pipes."""

@@ -26,7 +26,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import BinaryIO
 
-from spark_estimator.compat.importer import autoload_path
+from spark_estimator.compat.importer import find_autoload_path
 from spark_estimator.errors import NativeLibraryError, ShutDownError
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.environment import forget_malloc
@@ -59,7 +59,7 @@ def bind_to_parent(parent: int) -> None:
         os._exit(1)
 
 
-def input_of(spec: WorkerSpec, payload: bytes) -> list[bytes]:
+def make_input(spec: WorkerSpec, payload: bytes) -> list[bytes]:
     """Return the bytes for a worker's stdin, in pieces: the spec with its length, and the payload."""
     text = spec.to_json().encode()
     return [_LENGTH.pack(len(text)) + text, payload]
@@ -92,7 +92,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.set_inheritable(options.result_fd, False)
     pipe = ResultWriter(options.result_fd)
-    sys.path.append(autoload_path())
+    sys.path.append(find_autoload_path())
     # Modules are kept, so that there is no garbage among them: looking for it is a quarter of the time that importing
     # PyTorch or TensorFlow takes. The collector runs again when the function does.
     gc.disable()
@@ -104,10 +104,10 @@ def main() -> None:
         spec = read_spec(sys.stdin.buffer)
     except EOFError:
         os._exit(1)
-    sys.path[:] = [*spec.sys_path, autoload_path()]
+    sys.path[:] = [*spec.sys_path, find_autoload_path()]
     importlib.invalidate_caches()
     # Also for processes that this one starts: torch's handler of env:// would wait in them for a store.
-    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [spec.python_path]), autoload_path()])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [spec.python_path]), find_autoload_path()])
     os.environ.update(spec.environment)
     if spec.command:
         sys.exit(run_command(spec, pipe))
@@ -143,7 +143,7 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
         # The payload was read from the supervisor's pipe: it is the function of the driver that runs this job.
         function, args, kwargs = pickle.load(payload)  # noqa: S301
     except BaseException as error:
-        return _fail(pipe, spec, failures.NOT_LOADED, _not_loaded(spec.function, error), error)
+        return _fail(pipe, spec, failures.NOT_LOADED, _explain_load_error(spec.function, error), error)
     finally:
         _close_stdin()
         gc.enable()
@@ -155,15 +155,15 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
         message = f"called sys.exit({quoted}) before {spec.function} returned"
         return _fail(pipe, spec, failures.EXITED, message, error, exit_code=status)
     except BaseException as error:
-        return _fail(pipe, spec, failures.RAISED, f"raised {error_text.described(error)}", error)
+        return _fail(pipe, spec, failures.RAISED, f"raised {error_text.describe_error(error)}", error)
     if spec.wants_result:
         try:
             pickled = cloudpickle.dumps(value)
         except BaseException as error:
             message = (
                 f"returned a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled: "
-                f"{error_text.named(error)}. Return plain data (numbers, arrays, a state_dict), or save it to storage "
-                f"in {spec.function} and return the path."
+                f"{error_text.format_error(error)}. Return plain data (numbers, arrays, a state_dict), or save it to "
+                f"storage in {spec.function} and return the path."
             )
             return _fail(pipe, spec, failures.BAD_RESULT, message, error)
         if len(pickled) > spec.max_result_bytes:
@@ -173,10 +173,10 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
                 f"{spec.function} (a path that the driver can read too) and return the path."
             )
             return _fail(pipe, spec, failures.BAD_RESULT, message, None)
-        pipe.send_value(pickled, _lingering_threads())
+        pipe.send_value(pickled, _list_lingering_threads())
     else:
         # Shows that the function has returned: an exit status of 0 alone does not.
-        pipe.send_value(b"", _lingering_threads())
+        pipe.send_value(b"", _list_lingering_threads())
     return 0
 
 
@@ -196,7 +196,7 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
             [*filter(None, [environment.get("PYTHONPATH")]), compat.shims_path()]
         )
     rendezvous = spec.rendezvous
-    progress_fd = progress.pipe(environment)
+    progress_fd = progress.find_pipe(environment)
     sockets = [
         fd
         for fd in (rendezvous.listen_fd, rendezvous.local_fd, rendezvous.launcher_fd, progress_fd)
@@ -231,17 +231,17 @@ def _close_stdin() -> None:
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # the old one has read ahead
 
 
-def _lingering_threads() -> list[str]:
+def _list_lingering_threads() -> list[str]:
     """Return the threads that may keep this process from ending, and where each is; a loader's pool ends with it."""
     main, frames = threading.main_thread(), sys._current_frames()
     return [
-        f"{thread.name!r}{_place(frames.get(thread.ident or 0))}"
+        f"{thread.name!r}{_describe_position(frames.get(thread.ident or 0))}"
         for thread in threading.enumerate()
         if not thread.daemon and thread is not main and not thread.name.startswith(_LOADERS)
     ]
 
 
-def _place(frame: FrameType | None) -> str:
+def _describe_position(frame: FrameType | None) -> str:
     """Return the line of the user's code that a thread is at, or has called the standard library from; '' for none."""
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names:
         frame = frame.f_back
@@ -271,7 +271,7 @@ def _fail(
         pid=os.getpid(),
         kind=kind,
         message=message,
-        traceback="" if error is None else error_text.traceback_text(error, __file__.__eq__),
+        traceback="" if error is None else error_text.format_traceback(error, __file__.__eq__),
         exit_code=exit_code,
         when=time.monotonic(),
         secondary=error is not None and error_text.is_secondary(error),
@@ -280,9 +280,9 @@ def _fail(
     return exit_code or 1
 
 
-def _not_loaded(function: str, error: BaseException) -> str:
+def _explain_load_error(function: str, error: BaseException) -> str:
     """Explain why the function could not be unpickled, and what to do."""
-    text = f"could not load {function}: {error_text.named(error)}."
+    text = f"could not load {function}: {error_text.format_error(error)}."
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
         return (

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous
 from spark_estimator.launch.job.outcome import Outcome, Relay
-from spark_estimator.launch.job.spec import JobSpec, worker_spec
+from spark_estimator.launch.job.spec import JobSpec, make_worker_spec
 from spark_estimator.launch.worker.child_process import keep_standard_descriptors
 from spark_estimator.launch.worker.supervisor import Supervisor
 
@@ -44,7 +44,7 @@ class WorkerHandle(Protocol):
             rendezvous: without descriptors, which are added on the worker's host.
         """
 
-    def become(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Give the worker a new rank."""
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
@@ -82,7 +82,7 @@ class LocalWorkerHandle:
         self._job = job
         self._host = host
         endpoint = Endpoint.open(address)
-        self._facts = named(endpoint.facts(0), host)
+        self._facts = rename_host(endpoint.facts(0), host)
         self._local_fd = -1 if endpoint.local is None else endpoint.local.fileno()
         self._listen_fd = endpoint.tcp.fileno()
         self._link_fd = -1 if link is None else link.fileno()
@@ -101,10 +101,10 @@ class LocalWorkerHandle:
         own_rendezvous = replace(
             rendezvous, listen_fd=self._listen_fd, local_fd=self._local_fd, launcher_fd=self._link_fd
         )
-        return self._supervisor.run(worker_spec(self._job, own_rendezvous), self._job.payload)
+        return self._supervisor.run(make_worker_spec(self._job, own_rendezvous), self._job.payload)
 
-    def become(self, rank: int) -> None:
-        self._supervisor.become(rank)
+    def set_rank(self, rank: int) -> None:
+        self._supervisor.set_rank(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
         self._supervisor.stop(reason, at_once=at_once)
@@ -113,7 +113,7 @@ class LocalWorkerHandle:
         self._supervisor.discard()
 
 
-def named(facts: PeerFacts, host: str) -> PeerFacts:
+def rename_host(facts: PeerFacts, host: str) -> PeerFacts:
     """Return `facts` under the name by which the user calls that host; '' leaves them as they are.
 
     Ranks are on one host when they have the same host name: a machine with two names counts as two hosts.

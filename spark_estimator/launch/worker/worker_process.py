@@ -13,10 +13,10 @@ from typing import IO
 
 from spark_estimator.collectives import torch_variables
 from spark_estimator.env import JOB_VARIABLE, PROGRESS_FD_VARIABLE, RENDEZVOUS_FD_VARIABLE
-from spark_estimator.launch.job.environment import undecided
+from spark_estimator.launch.job.environment import remove_choices
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.worker import child_process, orphans
-from spark_estimator.observe.progress import named
+from spark_estimator.observe.progress import identify_pipe
 
 # -c puts the current folder first on the path; a file of the user's there must not shadow a module that we need.
 _PROGRAM = """import sys
@@ -45,14 +45,14 @@ class WorkerProcess:
         if not sys.executable:
             raise OSError("can't start workers: this Python doesn't know its own path (sys.executable is empty).")
         read, write = os.pipe()
-        environment = dict(_environment(job))
+        environment = dict(_make_environment(job))
         self._mark = orphans.mark(environment)
         self.progress: FileIO | None = None
         worker_ends = [write]
         if job.progress:
             progress_read, progress_write = os.pipe()
             self.progress = open(progress_read, "rb", buffering=0)  # noqa: SIM115  # closed in `close`
-            environment[PROGRESS_FD_VARIABLE] = named(progress_write)
+            environment[PROGRESS_FD_VARIABLE] = identify_pipe(progress_write)
             worker_ends.append(progress_write)
         command = [sys.executable, "-u", "-c", _PROGRAM, "--parent", str(os.getpid()), "--result-fd", str(write)]
         if job.preload:
@@ -136,7 +136,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the worker and everything that it has started, in its group or not. Idempotent."""
         self.signal(signal.SIGKILL)
-        orphans.end(self._mark)
+        orphans.end_marked(self._mark)
 
     def reap(self) -> tuple[int, int]:
         """Reap it; see `child_process.reap`."""
@@ -157,8 +157,8 @@ class WorkerProcess:
         self.close()
 
 
-def _environment(job: JobSpec) -> Mapping[str, str]:
-    environment = {**job.environment_if_unset, **undecided(os.environ)}
+def _make_environment(job: JobSpec) -> Mapping[str, str]:
+    environment = {**job.environment_if_unset, **remove_choices(os.environ)}
     # Of a job that this process itself is a rank of.
     for variable in (RENDEZVOUS_FD_VARIABLE, PROGRESS_FD_VARIABLE, *torch_variables.NAMES):
         environment.pop(variable, None)

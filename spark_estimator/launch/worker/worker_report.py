@@ -64,7 +64,7 @@ class WorkerReport:
             for letter, content in self._frames.feed(received):
                 self._take(letter, content)
         except (ValueError, KeyError, TypeError) as error:
-            self._fail(self._failure_of(failures.BAD_RESULT, f"wrote invalid data to its result pipe: {error!r}"))
+            self._fail(self._make_failure(failures.BAD_RESULT, f"wrote invalid data to its result pipe: {error!r}"))
             self._frames = result_pipe.FrameReader()
 
     @property
@@ -85,7 +85,7 @@ class WorkerReport:
                 "returns, or make them daemon threads"
             )
         else:
-            names = ", ".join(child_process.thread_names(identity.pid)) or "unknown"
+            names = ", ".join(child_process.list_thread_names(identity.pid)) or "unknown"
             waits = (
                 "its process has not ended; a library may be waiting for its connections (of torch.distributed, call "
                 f"destroy_process_group() before returning). Its threads: {names}"
@@ -100,17 +100,17 @@ class WorkerReport:
     def stop(self, reason: str) -> None:
         """Note that the worker is being stopped, which is its failure unless it has failed before."""
         if self._state.fire(WorkerEvent.STOP):
-            self._failure = self._failure_of(failures.STOPPED, f"was stopped {reason}")
+            self._failure = self._make_failure(failures.STOPPED, f"was stopped {reason}")
 
-    def freeze(self, limit: timedelta) -> None:
+    def note_frozen(self, limit: timedelta) -> None:
         """Note that a signal has stopped the worker, which did not continue within `limit` and is being killed."""
-        if self.has_returned:  # the job has its value: `outcome` prints how the process ended
+        if self.has_returned:  # the job has its value: `conclude` prints how the process ended
             return
         message = (
             f"was stopped by a signal (SIGSTOP) and did not continue within {limit.total_seconds():g} s, so that its "
             "supervisor killed it (SPARK_ESTIMATOR_SILENCE_SECONDS)"
         )
-        self._fail(self._failure_of(failures.KILLED, message, exit_code=-signal.SIGKILL))
+        self._fail(self._make_failure(failures.KILLED, message, exit_code=-signal.SIGKILL))
 
     def stop_frozen(self, stopped_for: timedelta) -> None:
         """Note that the worker is killed, as the job ends, while a signal has stopped it for `stopped_for`.
@@ -121,9 +121,9 @@ class WorkerReport:
             f"was stopped by a signal (SIGSTOP) and had not continued {stopped_for.total_seconds():.0f} s later, when "
             "the job ended"
         )
-        self._fail(replace(self._failure_of(failures.KILLED, message, exit_code=-signal.SIGKILL), secondary=True))
+        self._fail(replace(self._make_failure(failures.KILLED, message, exit_code=-signal.SIGKILL), secondary=True))
 
-    def outcome(self, exit_code: int, peak_bytes: int) -> Outcome:
+    def conclude(self, exit_code: int, peak_bytes: int) -> Outcome:
         """Return how the worker has ended.
 
         Args:
@@ -133,17 +133,17 @@ class WorkerReport:
             assert self._failure is not None
             if self._state.state is WorkerState.STOPPED:
                 self._failure = replace(self._failure, exit_code=exit_code)
-            return self._outcome(exit_code, self._failure)
+            return self._make_outcome(exit_code, self._failure)
         status = exit_code if self._command_status is None else self._command_status
         if not self._has_succeeded(status):
             self._fail(self._explain(status, peak_bytes))
-            return self._outcome(status, self._failure)
+            return self._make_outcome(status, self._failure)
         if exit_code not in (0, child_process.UNKNOWN):
             # The value has arrived: a failure after that is worth a line, not the job.
             end = child_process.describe_end(exit_code)
             line = f"the worker ended with {end} after {self._job.function} had returned"
-            self._relay.lines(self._identity.rank, "stderr", [line])
-        return self._outcome(exit_code, None)
+            self._relay.pass_lines(self._identity.rank, "stderr", [line])
+        return self._make_outcome(exit_code, None)
 
     def _take(self, letter: bytes, content: bytes) -> None:
         """Act on one frame.
@@ -164,7 +164,7 @@ class WorkerReport:
         elif letter == result_pipe.BEGUN:
             self._state.fire(WorkerEvent.BEGIN)
             self._identity.pid = int(parse_object(content)["pid"])
-            self._relay.begun(self._identity.rank, self._identity.pid)
+            self._relay.note_begin(self._identity.rank, self._identity.pid)
         elif letter == result_pipe.FAILURE:
             report = FailureReport.from_dict(parse_object(content))
             self._output.catch_up()
@@ -188,9 +188,9 @@ class WorkerReport:
     def _fail(self, report: FailureReport) -> None:
         if self._state.fire(WorkerEvent.FAIL):
             self._failure = report
-            self._relay.failed(report)
+            self._relay.note_failure(report)
 
-    def _failure_of(self, kind: str, message: str, *, exit_code: int | None = None) -> FailureReport:
+    def _make_failure(self, kind: str, message: str, *, exit_code: int | None = None) -> FailureReport:
         identity = self._identity
         report = FailureReport(
             identity.rank, identity.host, identity.pid, kind, message, "", exit_code, time.monotonic()
@@ -201,25 +201,25 @@ class WorkerReport:
 
     def _explain(self, status: int, peak_bytes: int) -> FailureReport:
         """Explain why a worker that reported nothing has ended."""
-        why = _OF_LLVM if self._output.has_two_llvms else ""
-        end = child_process.describe_end(status) + why
+        llvm_note = _OF_LLVM if self._output.has_two_llvms else ""
+        end = child_process.describe_end(status) + llvm_note
         exit_code = None if status == child_process.UNKNOWN else status
         if self._state.state is WorkerState.STARTING:
             message = f"could not start: the worker program ended with {end}"
-            return self._failure_of(failures.NOT_STARTED, message, exit_code=exit_code)
+            return self._make_failure(failures.NOT_STARTED, message, exit_code=exit_code)
         if status < 0:
             message = child_process.describe_kill(status, peak_bytes, self._memory_before)
-            return self._failure_of(failures.KILLED, message + why, exit_code=status)
+            return self._make_failure(failures.KILLED, message + llvm_note, exit_code=status)
         if self._job.command:
             # If ranks wait for one that has not failed, their errors name it.
             error = self._output.python_error
             message = f"ended with {end}: {error}" if error else f"ended with {end}"
-            report = self._failure_of(failures.EXITED, message, exit_code=exit_code)
+            report = self._make_failure(failures.EXITED, message, exit_code=exit_code)
             return replace(report, secondary=self._output.lost_a_peer)
         message = f"ended with {end} before {self._job.function} returned (os._exit, or an exit from native code)"
-        return self._failure_of(failures.EXITED, message, exit_code=exit_code)
+        return self._make_failure(failures.EXITED, message, exit_code=exit_code)
 
-    def _outcome(self, exit_code: int, failure: FailureReport | None) -> Outcome:
+    def _make_outcome(self, exit_code: int, failure: FailureReport | None) -> Outcome:
         identity = self._identity
         outcome = Outcome(identity.rank, identity.host, identity.pid, exit_code, failure)
         if failure is not None or self._expected is None or not self._value:

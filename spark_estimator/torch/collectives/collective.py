@@ -21,11 +21,17 @@ from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Tensor
 from spark_estimator.collectives.process_set import ProcessSet
-from spark_estimator.collectives.reductions import request_name
+from spark_estimator.collectives.reductions import make_request_name
 from spark_estimator.errors import HorovodInternalError
-from spark_estimator.torch.collectives.device import await_outputs, gathered, location_of, warn_of_int8
-from spark_estimator.torch.collectives.memory import described, where, wire_form, writable_wire_form, write_back
-from spark_estimator.torch.collectives.pending import registered
+from spark_estimator.torch.collectives.device import await_outputs, collect_rows, find_location, warn_about_int8
+from spark_estimator.torch.collectives.memory import (
+    describe_call,
+    make_wire_tensor,
+    to_wire_form,
+    to_writable_wire_form,
+    write_back,
+)
+from spark_estimator.torch.collectives.pending import register_pending
 from spark_estimator.torch.collectives.reductions import Average, Sum, check_adasum
 
 Result = TypeVar("Result")
@@ -96,10 +102,10 @@ class Collective(Generic[Result]):
             self._op, self._name, self._tensors, keep=self._keep, unnamed=self._unnamed, **self._options
         )
         result = self._result
-        return registered(handle, lambda: result(handle) if of is None else of(result(handle)))
+        return register_pending(handle, lambda: result(handle) if of is None else of(result(handle)))
 
 
-def allreduce_of(
+def make_allreduce(
     tensors: Sequence[torch.Tensor],
     kind: str,
     name: str | None,
@@ -122,8 +128,8 @@ def allreduce_of(
         residues: a key for each tensor, which are then sent as int8 between hosts, unless they are on a GPU; see
             ``collectives.compression.int8``.
     """
-    wire = writable_wire_form if in_place else wire_form
-    location = location_of(tensors, kind, process_set)
+    wire = to_writable_wire_form if in_place else to_wire_form
+    location = find_location(tensors, kind, process_set)
     sources = [wire(tensor, kind, location.device) for tensor in tensors]
     if op is ReduceOp.ADASUM:
         check_adasum(op, context.engine(process_set).size, kind)
@@ -131,31 +137,31 @@ def allreduce_of(
         _check_apart(sources, kind)
     outputs = sources if in_place else [torch.empty_like(source) for source in sources]
 
-    gpu = location.gpu(kind)
+    gpu = location.make_gpu(kind)
 
-    def result(handle: Handle | None) -> list[torch.Tensor]:
+    def fetch_result(handle: Handle | None) -> list[torch.Tensor]:
         await_outputs(handle, gpu, (*sources, *outputs), kind)
         if in_place:
             return [write_back(output, tensor) for output, tensor in zip(outputs, tensors, strict=True)]
-        return _on_devices(outputs, tensors)
+        return _move_to_devices(outputs, tensors)
 
-    described_tensors = [described(source, output) for source, output in zip(sources, outputs, strict=True)]
+    described_tensors = [make_wire_tensor(source, output) for source, output in zip(sources, outputs, strict=True)]
     forms = [tensor[2:] for tensor in described_tensors]
     if residues and gpu is not None:
-        warn_of_int8()
+        warn_about_int8()
         residues = ()
     return Collective(
         Op.ALLREDUCE,
-        *request_name(kind, name),
+        *make_request_name(kind, name),
         described_tensors,
         (sources, outputs),
-        result,
+        fetch_result,
         reduce_op=op,
         prescale=prescale,
         postscale=postscale,
         process_set=process_set,
         gpu=gpu,
-        residues=int8.residues(process_set, residues, forms) if residues else (),
+        residues=int8.find_residues(process_set, residues, forms) if residues else (),
     )
 
 
@@ -168,12 +174,12 @@ def _check_apart(tensors: Sequence[torch.Tensor], kind: str) -> None:
         if start + length > following:
             first, second = sorted((number, other))
             raise ValueError(
-                f"{where(kind)}: tensors {first} and {second} of the group share memory, so they cannot be reduced in "
-                "place together. Use the function without a trailing underscore, or clone one of them."
+                f"{describe_call(kind)}: tensors {first} and {second} of the group share memory, so they cannot be "
+                "reduced in place together. Use the function without a trailing underscore, or clone one of them."
             )
 
 
-def allgather_of(
+def make_allgather(
     tensors: Sequence[torch.Tensor], kind: str, name: str | None, process_set: ProcessSet | None
 ) -> Collective[list[tuple[torch.Tensor, Rows]]]:
     """Make an allgather of tensors, in one request; each result is a pair with the number of rows of each rank.
@@ -181,28 +187,30 @@ def allgather_of(
     Raises:
         IndexError: a tensor has no dimension to join along.
     """
-    location = location_of(tensors, kind, process_set)
-    sources = [wire_form(tensor, kind, location.device) for tensor in tensors]
+    location = find_location(tensors, kind, process_set)
+    sources = [to_wire_form(tensor, kind, location.device) for tensor in tensors]
     for number, source in enumerate(sources):
         if source.dim() == 0:
             which = "a" if len(sources) == 1 else f"tensor {number} is a"
             raise IndexError(
-                f"{where(kind)}: tensors are joined along dimension 0, and {which} 0-dimensional tensor has no rows: "
-                "unsqueeze it."
+                f"{describe_call(kind)}: tensors are joined along dimension 0, and {which} 0-dimensional tensor has no "
+                "rows: unsqueeze it."
             )
 
-    gpu = location.gpu(kind)
+    gpu = location.make_gpu(kind)
 
-    def result(handle: Handle | None) -> list[tuple[torch.Tensor, Rows]]:
+    def fetch_result(handle: Handle | None) -> list[tuple[torch.Tensor, Rows]]:
         assert handle is not None
-        every = gathered(handle, location, gpu, sources, kind)
+        every = collect_rows(handle, location, gpu, sources, kind)
         return [(joined.to(tensor.device), rows) for (joined, rows), tensor in zip(every, tensors, strict=True)]
 
-    wires = [_without_output(source) for source in sources]
-    return Collective(Op.ALLGATHER, *request_name(kind, name), wires, sources, result, process_set=process_set, gpu=gpu)
+    wires = [_describe_input(source) for source in sources]
+    return Collective(
+        Op.ALLGATHER, *make_request_name(kind, name), wires, sources, fetch_result, process_set=process_set, gpu=gpu
+    )
 
 
-def broadcast_of(
+def make_broadcast(
     tensor: torch.Tensor,
     root_rank: int,
     kind: str,
@@ -216,28 +224,28 @@ def broadcast_of(
     Raises:
         ValueError: when it is sent off: the root is none of the set's ranks.
     """
-    location = location_of([tensor], kind, process_set)
-    source = (writable_wire_form if in_place else wire_form)(tensor, kind, location.device)
+    location = find_location([tensor], kind, process_set)
+    source = (to_writable_wire_form if in_place else to_wire_form)(tensor, kind, location.device)
     output = source if in_place else torch.empty_like(source)
-    gpu = location.gpu(kind)
+    gpu = location.make_gpu(kind)
 
-    def result(handle: Handle | None) -> torch.Tensor:
+    def fetch_result(handle: Handle | None) -> torch.Tensor:
         await_outputs(handle, gpu, (source, output), kind)
         return write_back(output, tensor) if in_place else output.to(tensor.device)
 
     return Collective(
         Op.BROADCAST,
-        *request_name(kind, name),
-        [described(source, output)],
+        *make_request_name(kind, name),
+        [make_wire_tensor(source, output)],
         (source, output),
-        result,
+        fetch_result,
         root_rank=root_rank,
         process_set=process_set,
         gpu=gpu,
     )
 
 
-def alltoall_of(
+def make_alltoall(
     tensor: torch.Tensor, splits: object, kind: str, name: str | None, process_set: ProcessSet | None
 ) -> Collective[tuple[torch.Tensor, torch.Tensor]]:
     """Make an alltoall of a tensor's rows; the result is a pair: the received rows, and [size] their numbers.
@@ -245,28 +253,28 @@ def alltoall_of(
     Raises:
         ValueError: the tensor has no rows to share, or the splits do not share them.
     """
-    location = location_of([tensor], kind, process_set)
-    source = _with_rows(tensor, kind, location.device)
+    location = find_location([tensor], kind, process_set)
+    source = _require_rows(tensor, kind, location.device)
     engine = context.engine(process_set)
-    gpu = location.gpu(kind)
-    shares = _shares(splits, source.shape[0], engine, kind)
+    gpu = location.make_gpu(kind)
+    shares = _check_splits(splits, source.shape[0], engine, kind)
     if shares is not None:
         source = source[: sum(shares)]
     device = splits.device if isinstance(splits, torch.Tensor) else torch.device("cpu")
 
-    def result(handle: Handle | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def fetch_result(handle: Handle | None) -> tuple[torch.Tensor, torch.Tensor]:
         assert handle is not None
-        [(joined, rows)] = gathered(handle, location, gpu, [source], kind)
+        [(joined, rows)] = collect_rows(handle, location, gpu, [source], kind)
         return joined.to(tensor.device), torch.tensor(rows, dtype=torch.int32, device=device)
 
-    wires = [_without_output(source)]
-    name, unnamed = request_name(kind, name)
+    wires = [_describe_input(source)]
+    name, unnamed = make_request_name(kind, name)
     return Collective(
-        Op.ALLTOALL, name, unnamed, wires, source, result, splits=shares, process_set=process_set, gpu=gpu
+        Op.ALLTOALL, name, unnamed, wires, source, fetch_result, splits=shares, process_set=process_set, gpu=gpu
     )
 
 
-def reducescatter_of(
+def make_reducescatter(
     tensors: Sequence[torch.Tensor],
     kind: str,
     name: str | None,
@@ -283,29 +291,29 @@ def reducescatter_of(
     """
     if op not in (Average, Sum):
         raise HorovodInternalError(
-            f"{where(kind)}: op=hvd.{op.name.title()} is not supported. Use hvd.Average or hvd.Sum, or slice this "
-            "rank's rows from an allreduce."
+            f"{describe_call(kind)}: op=hvd.{op.name.title()} is not supported. Use hvd.Average or hvd.Sum, or slice "
+            "this rank's rows from an allreduce."
         )
-    location = location_of(tensors, kind, process_set)
-    sources = [_with_rows(tensor, kind, location.device) for tensor in tensors]
+    location = find_location(tensors, kind, process_set)
+    sources = [_require_rows(tensor, kind, location.device) for tensor in tensors]
     engine = context.engine(process_set)
     outputs = [
         source.new_empty((source.shape[0] // engine.size + (engine.rank < source.shape[0] % engine.size), *row_shape))
         for source in sources
         for row_shape in [source.shape[1:]]
     ]
-    gpu = location.gpu(kind)
+    gpu = location.make_gpu(kind)
 
-    def result(handle: Handle | None) -> list[torch.Tensor]:
+    def fetch_result(handle: Handle | None) -> list[torch.Tensor]:
         await_outputs(handle, gpu, (*sources, *outputs), kind)
-        return _on_devices(outputs, tensors)
+        return _move_to_devices(outputs, tensors)
 
     return Collective(
         Op.REDUCESCATTER,
-        *request_name(kind, name),
-        [described(source, output) for source, output in zip(sources, outputs, strict=True)],
+        *make_request_name(kind, name),
+        [make_wire_tensor(source, output) for source, output in zip(sources, outputs, strict=True)],
         (sources, outputs),
-        result,
+        fetch_result,
         reduce_op=op,
         prescale=prescale,
         postscale=postscale,
@@ -314,31 +322,32 @@ def reducescatter_of(
     )
 
 
-def group(tensors: object, kind: str) -> list[torch.Tensor]:
+def check_group(tensors: object, kind: str) -> list[torch.Tensor]:
     """Return the members of a group. Raises ValueError when there are none, or they are no list."""
     if not isinstance(tensors, (list, tuple)):
-        raise ValueError(f"{where(kind)}: a list of tensors is needed, not {tensors!r:.100}.")
+        raise ValueError(f"{describe_call(kind)}: a list of tensors is needed, not {tensors!r:.100}.")
     if not tensors:
-        raise ValueError(f"{where(kind)}: at least one tensor is needed, and the list is empty.")
+        raise ValueError(f"{describe_call(kind)}: at least one tensor is needed, and the list is empty.")
     return list(tensors)
 
 
-def _with_rows(tensor: torch.Tensor, kind: str, device: torch.device) -> torch.Tensor:
-    source = wire_form(tensor, kind, device)
+def _require_rows(tensor: torch.Tensor, kind: str, device: torch.device) -> torch.Tensor:
+    source = to_wire_form(tensor, kind, device)
     if source.dim() == 0:
         raise ValueError(
-            f"{where(kind)}: tensors are split along dimension 0, and a 0-dimensional tensor has no rows: unsqueeze it."
+            f"{describe_call(kind)}: tensors are split along dimension 0, and a 0-dimensional tensor has no rows: "
+            "unsqueeze it."
         )
     return source
 
 
-def _shares(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, ...] | None:
+def _check_splits(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, ...] | None:
     """Return [size] how many rows are sent to each rank, together at most as many as there are; None: equally many."""
     lengths = splits.tolist() if isinstance(splits, torch.Tensor) else splits
     if lengths is None or (isinstance(lengths, (list, tuple)) and not lengths):
         if rows % engine.size:
             raise ValueError(
-                f"{where(kind)}: {rows} rows can't be divided equally among {engine.size} ranks; pass splits."
+                f"{describe_call(kind)}: {rows} rows can't be divided equally among {engine.size} ranks; pass splits."
             )
         return None
     try:
@@ -347,16 +356,16 @@ def _shares(splits: object, rows: int, engine: Engine, kind: str) -> tuple[int, 
         shares = ()
     if len(shares) != engine.size or min(shares) < 0 or sum(shares) > rows:
         raise ValueError(
-            f"{where(kind)}: splits={splits!r} must be {engine.size} non-negative integers, one per rank, that add up "
-            f"to at most the {rows} rows."
+            f"{describe_call(kind)}: splits={splits!r} must be {engine.size} non-negative integers, one per rank, that "
+            f"add up to at most the {rows} rows."
         )
     return shares
 
 
-def _without_output(source: torch.Tensor) -> Tensor:
+def _describe_input(source: torch.Tensor) -> Tensor:
     """Make the engine's form of a tensor for an op that makes the memory for its result itself."""
-    return described(source)._replace(output=0)
+    return make_wire_tensor(source)._replace(output=0)
 
 
-def _on_devices(outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _move_to_devices(outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [output.to(tensor.device) for output, tensor in zip(outputs, tensors, strict=True)]

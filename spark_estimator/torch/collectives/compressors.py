@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spark_estimator.collectives.compression.casts import CastCompressor, Compressor, NoneCompressor, check_compressor
-from spark_estimator.collectives.reductions import where
+from spark_estimator.collectives.reductions import describe_call
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
@@ -119,7 +119,7 @@ def checked_compressor(compression: object, kind: str) -> Any:
     """Return the value of ``compression=`` of one collective. Raises ValueError when it cannot compress a tensor."""
     if isinstance(compression, BucketCompression):
         return compression  # which checks its use itself
-    return check_compressor(compression, kind=where(kind), choices="none, fp16 and bf16")
+    return check_compressor(compression, kind=describe_call(kind), choices="none, fp16 and bf16")
 
 
 def wire_dtype(compression: object, dtype: torch.dtype) -> torch.dtype | None:

@@ -27,13 +27,13 @@ from spark_estimator.collectives.call import Gpu
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.process_set import ProcessSet
-from spark_estimator.collectives.reductions import where
-from spark_estimator.log import logger
+from spark_estimator.collectives.reductions import describe_call
+from spark_estimator.log import get_logger
 
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 HOST = torch.device("cpu")
-#: What `cuda_device` gives for a tensor in host memory, as ``Tensor.get_device()`` does.
+#: What `find_cuda_device` gives for a tensor in host memory, as ``Tensor.get_device()`` does.
 NO_DEVICE = -1
 
 
@@ -60,7 +60,7 @@ class TensorLocation(NamedTuple):
         """Return the device's number as a plan takes it."""
         return self.number if self.on_gpu else None
 
-    def gpu(self, kind: str) -> Gpu | None:
+    def make_gpu(self, kind: str) -> Gpu | None:
         """Return the GPU for one request that is submitted now: with the stream that is current; None for host memory.
 
         Args:
@@ -75,7 +75,7 @@ class TensorLocation(NamedTuple):
 IN_HOST_MEMORY = TensorLocation(HOST, NO_DEVICE, NO_DEVICE)
 
 
-def location_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | None) -> TensorLocation:
+def find_location(tensors: Sequence[object], kind: str, process_set: ProcessSet | None) -> TensorLocation:
     """Return the place where the tensors of one request are processed.
 
     Args:
@@ -86,22 +86,22 @@ def location_of(tensors: Sequence[object], kind: str, process_set: ProcessSet | 
     Raises:
         ValueError: some are on a CUDA device from which they would be sent, and others are not on it.
     """
-    numbers = [cuda_device(tensor) for tensor in tensors]
+    numbers = [find_cuda_device(tensor) for tensor in tensors]
     if all(number == NO_DEVICE for number in numbers) or context.settings().gpu_operations == "copy":
         return IN_HOST_MEMORY
     other = next((at for at, number in enumerate(numbers) if number != numbers[0]), None)
     if other is not None:
         raise ValueError(
-            f"{where(kind)}: tensor 0 of the group is on {_device_name(tensors[0])} and tensor {other} on "
-            f"{_device_name(tensors[other])}: the tensors of a group are sent together, from one device. Move them to "
-            "one device, or use one call per device."
+            f"{describe_call(kind)}: tensor 0 of the group is on {_describe_device(tensors[0])} and tensor {other} on "
+            f"{_describe_device(tensors[other])}: the tensors of a group are sent together, from one device. Move them "
+            "to one device, or use one call per device."
         )
-    return location_of_all(tensors, process_set)
+    return find_common_location(tensors, process_set)
 
 
-def location_of_all(tensors: Sequence[object], process_set: ProcessSet | None) -> TensorLocation:
+def find_common_location(tensors: Sequence[object], process_set: ProcessSet | None) -> TensorLocation:
     """Find the place as `find_location`; tensors of several devices are worked on in host memory."""
-    numbers = {cuda_device(tensor) for tensor in tensors}
+    numbers = {find_cuda_device(tensor) for tensor in tensors}
     if len(numbers) != 1 or NO_DEVICE in numbers or context.settings().gpu_operations == "copy":
         return IN_HOST_MEMORY
     [number] = numbers
@@ -112,7 +112,7 @@ def location_of_all(tensors: Sequence[object], process_set: ProcessSet | None) -
     return TensorLocation(first.device, number, first.get_device())
 
 
-def cuda_device(tensor: object) -> int:
+def find_cuda_device(tensor: object) -> int:
     """Return the number of a tensor's CUDA device; `NO_DEVICE` where it is on another kind of device."""
     return tensor.get_device() if isinstance(tensor, torch.Tensor) and tensor.is_cuda and not _IS_ROCM else NO_DEVICE
 
@@ -132,8 +132,8 @@ def current_stream(device: int, kind: str) -> int:
     """
     if torch.cuda.is_current_stream_capturing():
         raise ValueError(
-            f"{where(kind)}: the current stream is being captured into a CUDA graph, and a CUDA graph cannot contain "
-            "a collective: its replay could not wait for other ranks. Call the collective outside "
+            f"{describe_call(kind)}: the current stream is being captured into a CUDA graph, and a CUDA graph cannot "
+            "contain a collective: its replay could not wait for other ranks. Call the collective outside "
             "torch.cuda.graph(...), or capture the work before and after it as two graphs."
         )
     return raw_stream(device)
@@ -176,7 +176,7 @@ def await_outputs(handle: Handle | None, gpu: Gpu | None, tensors: Iterable[torc
     _note_use(tensors, gpu, stream)
 
 
-def gathered(
+def collect_rows(
     handle: Handle,
     location: TensorLocation,
     gpu: Gpu | None,
@@ -240,12 +240,12 @@ def _is_used(engine: Engine, number: int) -> bool:
 _warned_of: set[tuple[int | None, int]] = set()
 
 
-def _device_name(tensor: object) -> str:
+def _describe_device(tensor: object) -> str:
     return str(tensor.device) if isinstance(tensor, torch.Tensor) else "no device"
 
 
 @functools.cache
-def warn_of_int8() -> None:
+def warn_about_int8() -> None:
     """Log once that there is no kernel for int8 on a GPU."""
     _log.warning(
         "compression=hvd.Compression.int8: gradients on GPUs are sent in their own type, since int8 works only in host "

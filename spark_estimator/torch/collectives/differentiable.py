@@ -20,14 +20,14 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.torch.collectives.collective import (
-    allgather_of,
-    allreduce_of,
-    alltoall_of,
-    broadcast_of,
-    reducescatter_of,
+    make_allgather,
+    make_allreduce,
+    make_alltoall,
+    make_broadcast,
+    make_reducescatter,
 )
 from spark_estimator.torch.collectives.compressors import NoneCompressor, checked_compressor
-from spark_estimator.torch.collectives.memory import checked_tensor
+from spark_estimator.torch.collectives.memory import check_tensor
 from spark_estimator.torch.collectives.reductions import Adasum, Average, Sum, reduce_op
 
 # From the gradients of an operation's results to those of its inputs.
@@ -67,7 +67,7 @@ def allreduce(
     operation = reduce_op(average, op)
     if compression is not NoneCompressor:
         compression = checked_compressor(compression, "allreduce")
-    compressed, ctx = compression.compress(checked_tensor(tensor, "allreduce"))
+    compressed, ctx = compression.compress(check_tensor(tensor, "allreduce"))
     reduced = _allreduce(compressed, name, operation, prescale_factor, postscale_factor, process_set)
     restored: torch.Tensor = compression.decompress(reduced, ctx)
     return restored
@@ -92,8 +92,8 @@ def allgather(
     if needs_gradient(tensor, "allgather"):
         result: torch.Tensor = HorovodAllgather.apply(tensor, name, process_set)
         return result
-    [(joined, _rows)] = allgather_of([tensor], "allgather", name, process_set).run()
-    gradient_name("allgather", name, process_set)
+    [(joined, _rows)] = make_allgather([tensor], "allgather", name, process_set).run()
+    make_gradient_name("allgather", name, process_set)
     return joined
 
 
@@ -116,8 +116,8 @@ def broadcast(
     if needs_gradient(tensor, "broadcast"):
         result: torch.Tensor = HorovodBroadcast.apply(tensor, root_rank, name, process_set)
         return result
-    copied = broadcast_of(tensor, root_rank, "broadcast", name, process_set).run()
-    gradient_name("broadcast", name, process_set)
+    copied = make_broadcast(tensor, root_rank, "broadcast", name, process_set).run()
+    make_gradient_name("broadcast", name, process_set)
     return copied
 
 
@@ -149,8 +149,8 @@ def alltoall(
         result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
         result = HorovodAlltoall.apply(tensor, splits, name, process_set)
         return result
-    rows, received = alltoall_of(tensor, splits, "alltoall", name, process_set).run()
-    gradient_name("alltoall", name, process_set)
+    rows, received = make_alltoall(tensor, splits, "alltoall", name, process_set).run()
+    make_gradient_name("alltoall", name, process_set)
     return rows if splits is None else (rows, received)
 
 
@@ -179,24 +179,24 @@ def reducescatter(
     operation = reduce_op(None, op)
     if compression is not NoneCompressor:
         compression = checked_compressor(compression, "reducescatter")
-    compressed, ctx = compression.compress(checked_tensor(tensor, "reducescatter"))
+    compressed, ctx = compression.compress(check_tensor(tensor, "reducescatter"))
     if needs_gradient(compressed, "reducescatter"):
         arguments = (name, operation, process_set, prescale_factor, postscale_factor)
         reduced = HorovodReducescatter.apply(compressed, *arguments)
     else:
         factors = (prescale_factor, postscale_factor)
-        reduced = reducescatter_of([compressed], "reducescatter", name, operation, *factors, process_set).run()[0]
-        gradient_name("reducescatter", name, process_set)
+        reduced = make_reducescatter([compressed], "reducescatter", name, operation, *factors, process_set).run()[0]
+        make_gradient_name("reducescatter", name, process_set)
     restored: torch.Tensor = compression.decompress(reduced, ctx)
     return restored
 
 
 def needs_gradient(tensor: object, kind: str) -> bool:
     """Return whether autograd records an operation on `tensor`. Raises ValueError if it is not a tensor."""
-    return checked_tensor(tensor, kind).requires_grad and torch.is_grad_enabled()
+    return check_tensor(tensor, kind).requires_grad and torch.is_grad_enabled()
 
 
-def gradient_name(kind: str, name: str | None, process_set: ProcessSet | None) -> str:
+def make_gradient_name(kind: str, name: str | None, process_set: ProcessSet | None) -> str:
     """Return the gradient's name; called after every call, also without a gradient, so that all ranks count alike.
 
     Called after the operation, because a call that a rank has refused does not count. Gradients have names where
@@ -215,12 +215,14 @@ def check_has_gradient(operation: ReduceOp, kind: str) -> None:
         raise NotImplementedError(f"{kind} with {operation.name.title()} is not differentiable; use Average or Sum.")
 
 
-def scatter_scale(operation: ReduceOp, process_set: ProcessSet | None, prescale: float, postscale: float) -> float:
+def compute_scatter_scale(
+    operation: ReduceOp, process_set: ProcessSet | None, prescale: float, postscale: float
+) -> float:
     """Return the factor of a reducescatter's incoming gradients, before they are joined."""
     return prescale * postscale * (context.engine(process_set).size if operation is Sum else 1)
 
 
-def derivative(forth: Derivative, back: Derivative, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def apply_derivative(forth: Derivative, back: Derivative, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return ``forth(*gradients)``, a derivative that can itself be differentiated, by `back`.
 
     Without it a second derivative would be that of an average in which each rank uses its part only, and so too
@@ -255,8 +257,8 @@ def _allreduce(
     if needs_gradient(tensor, "allreduce"):
         reduced = HorovodAllreduce.apply(tensor, None, name, operation, prescale, postscale, process_set)
         return reduced
-    [reduced] = allreduce_of([tensor], "allreduce", name, operation, prescale, postscale, process_set).run()
-    gradient_name("allreduce", name, process_set)
+    [reduced] = make_allreduce([tensor], "allreduce", name, operation, prescale, postscale, process_set).run()
+    make_gradient_name("allreduce", name, process_set)
     return reduced
 
 
@@ -277,8 +279,8 @@ class HorovodAllreduce(torch.autograd.Function):
         """See `allreduce`."""
         operation = reduce_op(average, op)
         ctx.arguments = arguments = (operation, prescale_factor, postscale_factor, process_set)
-        [reduced] = allreduce_of([tensor], "allreduce", name, *arguments).run()
-        ctx.gradient_name = gradient_name("allreduce", name, process_set)
+        [reduced] = make_allreduce([tensor], "allreduce", name, *arguments).run()
+        ctx.gradient_name = make_gradient_name("allreduce", name, process_set)
         return reduced
 
     @staticmethod
@@ -294,8 +296,8 @@ class HorovodAllgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         """See `allgather`."""
-        [(joined, rows)] = allgather_of([tensor], "allgather", name, process_set).run()
-        ctx.gradient_name = gradient_name("allgather", name, process_set)
+        [(joined, rows)] = make_allgather([tensor], "allgather", name, process_set).run()
+        ctx.gradient_name = make_gradient_name("allgather", name, process_set)
         rank = context.engine(process_set).rank
         ctx.start, ctx.length, ctx.process_set = sum(rows[:rank]), rows[rank], process_set
         return joined
@@ -303,12 +305,12 @@ class HorovodAllgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return this rank's rows of the average."""
-        name, process_set, place = ctx.gradient_name, ctx.process_set, (ctx.start, ctx.length)
+        name, process_set, own_rows = ctx.gradient_name, ctx.process_set, (ctx.start, ctx.length)
 
-        def rows_of_this_rank(gradient: torch.Tensor) -> tuple[torch.Tensor]:
-            return (_allreduce(gradient, name, Average, 1.0, 1.0, process_set).narrow(0, *place),)
+        def take_own_rows(gradient: torch.Tensor) -> tuple[torch.Tensor]:
+            return (_allreduce(gradient, name, Average, 1.0, 1.0, process_set).narrow(0, *own_rows),)
 
-        [derived] = derivative(rows_of_this_rank, lambda again: (allgather(again, name, process_set),), gradient)
+        [derived] = apply_derivative(take_own_rows, lambda again: (allgather(again, name, process_set),), gradient)
         return derived, None, None
 
 
@@ -321,8 +323,8 @@ class HorovodBroadcast(torch.autograd.Function):
     ) -> torch.Tensor:
         """See `broadcast`."""
         ctx.root_rank, ctx.process_set = root_rank, process_set
-        copied = broadcast_of(tensor, root_rank, "broadcast", name, process_set).run()
-        ctx.gradient_name = gradient_name("broadcast", name, process_set)
+        copied = make_broadcast(tensor, root_rank, "broadcast", name, process_set).run()
+        ctx.gradient_name = make_gradient_name("broadcast", name, process_set)
         return copied
 
     @staticmethod
@@ -330,11 +332,13 @@ class HorovodBroadcast(torch.autograd.Function):
         """Return the average at the root."""
         name, process_set, root_rank = ctx.gradient_name, ctx.process_set, ctx.root_rank
 
-        def at_root(gradient: torch.Tensor) -> tuple[torch.Tensor]:
+        def keep_at_root(gradient: torch.Tensor) -> tuple[torch.Tensor]:
             averaged = _allreduce(gradient, name, Average, 1.0, 1.0, process_set)
             return (averaged if context.rank() == root_rank else torch.zeros_like(averaged),)
 
-        [derived] = derivative(at_root, lambda again: (broadcast(again, root_rank, name, process_set),), gradient)
+        [derived] = apply_derivative(
+            keep_at_root, lambda again: (broadcast(again, root_rank, name, process_set),), gradient
+        )
         return derived, None, None, None
 
 
@@ -350,8 +354,8 @@ class HorovodAlltoall(torch.autograd.Function):
         process_set: ProcessSet,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """See `alltoall`."""
-        rows, received = alltoall_of(tensor, splits, "alltoall", name, process_set).run()
-        ctx.gradient_name = gradient_name("alltoall", name, process_set)
+        rows, received = make_alltoall(tensor, splits, "alltoall", name, process_set).run()
+        ctx.gradient_name = make_gradient_name("alltoall", name, process_set)
         ctx.received, ctx.process_set, ctx.rows = received, process_set, tensor.shape[0]
         if splits is None:
             return rows
@@ -385,9 +389,9 @@ class HorovodReducescatter(torch.autograd.Function):
         operation = reduce_op(None, op)
         ctx.process_set = process_set
         factors = (prescale_factor, postscale_factor)
-        [reduced] = reducescatter_of([tensor], "reducescatter", name, operation, *factors, process_set).run()
-        ctx.scale = scatter_scale(operation, process_set, *factors)
-        ctx.gradient_name = gradient_name("reducescatter", name, process_set)
+        [reduced] = make_reducescatter([tensor], "reducescatter", name, operation, *factors, process_set).run()
+        ctx.scale = compute_scatter_scale(operation, process_set, *factors)
+        ctx.gradient_name = make_gradient_name("reducescatter", name, process_set)
         return reduced
 
     @staticmethod

@@ -14,16 +14,16 @@ import torch
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.torch.collectives.collective import allgather_of, allreduce_of, group, reducescatter_of
+from spark_estimator.torch.collectives.collective import check_group, make_allgather, make_allreduce, make_reducescatter
 from spark_estimator.torch.collectives.compressors import NoneCompressor, checked_compressor
 from spark_estimator.torch.collectives.differentiable import (
+    apply_derivative,
     check_has_gradient,
-    derivative,
-    gradient_name,
+    compute_scatter_scale,
+    make_gradient_name,
     needs_gradient,
-    scatter_scale,
 )
-from spark_estimator.torch.collectives.memory import checked_tensor
+from spark_estimator.torch.collectives.memory import check_tensor
 from spark_estimator.torch.collectives.reductions import Average, reduce_op
 
 _ALLREDUCE, _ALLGATHER, _REDUCESCATTER = "grouped_allreduce", "grouped_allgather", "grouped_reducescatter"
@@ -53,9 +53,9 @@ def grouped_allreduce(
     """
     operation = reduce_op(average, op)
     compression = checked_compressor(compression, _ALLREDUCE)
-    compressed, contexts = _compressed(tensors, _ALLREDUCE, compression)
+    compressed, contexts = _compress(tensors, _ALLREDUCE, compression)
     reduced = _allreduce(compressed, name, operation, prescale_factor, postscale_factor, process_set)
-    return _decompressed(reduced, contexts, compression)
+    return _decompress(reduced, contexts, compression)
 
 
 def grouped_allgather(
@@ -74,12 +74,12 @@ def grouped_allgather(
         ValueError: there is no tensor; else as in `allreduce`.
         HorovodInternalError: the ranks' shapes differ beyond the first dimension, or a rank is lost.
     """
-    members = group(tensors, _ALLGATHER)
+    members = check_group(tensors, _ALLGATHER)
     if _need_gradients(members, _ALLGATHER):
         joined: tuple[torch.Tensor, ...] = HorovodGroupedAllgather.apply(name, process_set, *members)
         return joined
-    gathered = allgather_of(members, _ALLGATHER, name, process_set).run()
-    gradient_name(_ALLGATHER, name, process_set)
+    gathered = make_allgather(members, _ALLGATHER, name, process_set).run()
+    make_gradient_name(_ALLGATHER, name, process_set)
     return tuple(tensor for tensor, _ in gathered)
 
 
@@ -106,15 +106,15 @@ def grouped_reducescatter(
     """
     operation = reduce_op(None, op)
     compression = checked_compressor(compression, _REDUCESCATTER)
-    compressed, contexts = _compressed(tensors, _REDUCESCATTER, compression)
+    compressed, contexts = _compress(tensors, _REDUCESCATTER, compression)
     arguments = (name, operation, process_set, prescale_factor, postscale_factor)
     if _need_gradients(compressed, _REDUCESCATTER):
         reduced = list(HorovodGroupedReducescatter.apply(*arguments, *compressed))
     else:
         factors = (prescale_factor, postscale_factor)
-        reduced = reducescatter_of(compressed, _REDUCESCATTER, name, operation, *factors, process_set).run()
-        gradient_name(_REDUCESCATTER, name, process_set)
-    return _decompressed(reduced, contexts, compression)
+        reduced = make_reducescatter(compressed, _REDUCESCATTER, name, operation, *factors, process_set).run()
+        make_gradient_name(_REDUCESCATTER, name, process_set)
+    return _decompress(reduced, contexts, compression)
 
 
 def _allreduce(
@@ -128,8 +128,8 @@ def _allreduce(
     if _need_gradients(tensors, _ALLREDUCE):
         arguments = (None, name, operation, prescale, postscale, process_set)
         return list(HorovodGroupedAllreduce.apply(*arguments, *tensors))
-    reduced = allreduce_of(tensors, _ALLREDUCE, name, operation, prescale, postscale, process_set).run()
-    gradient_name(_ALLREDUCE, name, process_set)
+    reduced = make_allreduce(tensors, _ALLREDUCE, name, operation, prescale, postscale, process_set).run()
+    make_gradient_name(_ALLREDUCE, name, process_set)
     return reduced
 
 
@@ -149,18 +149,18 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         """See `grouped_allreduce`."""
         operation = reduce_op(average, op)
-        members = group(tensors, _ALLREDUCE)
+        members = check_group(tensors, _ALLREDUCE)
         ctx.arguments = arguments = (operation, prescale_factor, postscale_factor, process_set)
-        reduced = allreduce_of(members, _ALLREDUCE, name, *arguments).run()
-        ctx.gradient_name = gradient_name(_ALLREDUCE, name, process_set)
-        return _noted(ctx, reduced)
+        reduced = make_allreduce(members, _ALLREDUCE, name, *arguments).run()
+        ctx.gradient_name = make_gradient_name(_ALLREDUCE, name, process_set)
+        return _mark_outputs(ctx, reduced)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Apply the same operation to the gradients."""
         check_has_gradient(ctx.arguments[0], _ALLREDUCE)
-        reduced = _allreduce(_floating(ctx, gradients), ctx.gradient_name, *ctx.arguments)
-        return (*[None] * 6, *_in_place_of(ctx, reduced))
+        reduced = _allreduce(_select_floating(ctx, gradients), ctx.gradient_name, *ctx.arguments)
+        return (*[None] * 6, *_spread_results(ctx, reduced))
 
 
 class HorovodGroupedAllgather(torch.autograd.Function):
@@ -171,28 +171,28 @@ class HorovodGroupedAllgather(torch.autograd.Function):
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """See `grouped_allgather`."""
-        members = group(tensors, _ALLGATHER)
-        gathered = allgather_of(members, _ALLGATHER, name, process_set).run()
-        ctx.gradient_name = gradient_name(_ALLGATHER, name, process_set)
+        members = check_group(tensors, _ALLGATHER)
+        gathered = make_allgather(members, _ALLGATHER, name, process_set).run()
+        ctx.gradient_name = make_gradient_name(_ALLGATHER, name, process_set)
         rank = context.engine(process_set).rank
         ctx.process_set = process_set
         ctx.shares = [(sum(rows[:rank]), rows[rank]) for joined, rows in gathered if joined.is_floating_point()]
-        return _noted(ctx, [joined for joined, _ in gathered])
+        return _mark_outputs(ctx, [joined for joined, _ in gathered])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return this rank's rows of the averages."""
         name, process_set, shares = ctx.gradient_name, ctx.process_set, ctx.shares
 
-        def rows_of_this_rank(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def take_own_rows(*gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
             averaged = _allreduce(list(gradients), name, Average, 1.0, 1.0, process_set)
             return tuple(tensor.narrow(0, *share) for tensor, share in zip(averaged, shares, strict=True))
 
-        def joined(*again: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def join_again(*again: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return grouped_allgather(again, name, process_set)
 
-        derived = derivative(rows_of_this_rank, joined, *_floating(ctx, gradients))
-        return (None, None, *_in_place_of(ctx, derived))
+        derived = apply_derivative(take_own_rows, join_again, *_select_floating(ctx, gradients))
+        return (None, None, *_spread_results(ctx, derived))
 
 
 class HorovodGroupedReducescatter(torch.autograd.Function):
@@ -210,46 +210,46 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         """See `grouped_reducescatter`."""
         operation, factors = reduce_op(None, op), (prescale_factor, postscale_factor)
-        members = group(tensors, _REDUCESCATTER)
-        reduced = reducescatter_of(members, _REDUCESCATTER, name, operation, *factors, process_set).run()
-        ctx.gradient_name = gradient_name(_REDUCESCATTER, name, process_set)
+        members = check_group(tensors, _REDUCESCATTER)
+        reduced = make_reducescatter(members, _REDUCESCATTER, name, operation, *factors, process_set).run()
+        ctx.gradient_name = make_gradient_name(_REDUCESCATTER, name, process_set)
         ctx.process_set = process_set
-        ctx.scale = scatter_scale(operation, process_set, *factors)
-        return _noted(ctx, reduced)
+        ctx.scale = compute_scatter_scale(operation, process_set, *factors)
+        return _mark_outputs(ctx, reduced)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Join all ranks' gradients."""
-        scaled = [gradient * ctx.scale for gradient in _floating(ctx, gradients)]
+        scaled = [gradient * ctx.scale for gradient in _select_floating(ctx, gradients)]
         joined = grouped_allgather(scaled, ctx.gradient_name, ctx.process_set)
-        return (*[None] * 5, *_in_place_of(ctx, joined))
+        return (*[None] * 5, *_spread_results(ctx, joined))
 
 
 def _need_gradients(tensors: Sequence[object], kind: str) -> bool:
     return any([needs_gradient(tensor, kind) for tensor in tensors])  # noqa: C419  all of them are checked
 
 
-def _noted(ctx: Any, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _mark_outputs(ctx: Any, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Note which outputs have a gradient: on all ranks the same ones, also those that a rank does not need."""
     ctx.floating = [output.is_floating_point() for output in outputs]
     ctx.mark_non_differentiable(*[output for output in outputs if not output.is_floating_point()])
     return tuple(outputs)
 
 
-def _floating(ctx: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _select_floating(ctx: Any, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [gradient for gradient, floating in zip(gradients, ctx.floating, strict=True) if floating]
 
 
-def _in_place_of(ctx: Any, results: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def _spread_results(ctx: Any, results: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """Return [number of tensors] the results in the positions of the tensors that have a gradient."""
     remaining = iter(results)
     return [next(remaining) if floating else None for floating in ctx.floating]
 
 
-def _compressed(tensors: object, kind: str, compression: Any) -> tuple[list[torch.Tensor], list[Any]]:
-    pairs = [compression.compress(checked_tensor(tensor, kind)) for tensor in group(tensors, kind)]
+def _compress(tensors: object, kind: str, compression: Any) -> tuple[list[torch.Tensor], list[Any]]:
+    pairs = [compression.compress(check_tensor(tensor, kind)) for tensor in check_group(tensors, kind)]
     return [compressed for compressed, _ in pairs], [ctx for _, ctx in pairs]
 
 
-def _decompressed(tensors: Sequence[torch.Tensor], contexts: Sequence[Any], compression: Any) -> list[torch.Tensor]:
+def _decompress(tensors: Sequence[torch.Tensor], contexts: Sequence[Any], compression: Any) -> list[torch.Tensor]:
     return [compression.decompress(tensor, ctx) for tensor, ctx in zip(tensors, contexts, strict=True)]

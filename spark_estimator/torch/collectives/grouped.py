@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
-from spark_estimator.torch.collectives.collective import allgather_of, allreduce_of, group, reducescatter_of
+from spark_estimator.torch.collectives.collective import check_group, make_allgather, make_allreduce, make_reducescatter
 from spark_estimator.torch.collectives.reductions import Average, reduce_op
 
 
@@ -25,8 +25,8 @@ def grouped_allreduce_async(
 ) -> int:
     """Reduces tensors over all ranks into new ones; see `grouped_allreduce`. Returns one handle, of a tuple."""
     kind, operation = "grouped_allreduce", reduce_op(average, op)
-    members = group(tensors, kind)
-    return allreduce_of(members, kind, name, operation, prescale_factor, postscale_factor, process_set).submit(tuple)
+    members = check_group(tensors, kind)
+    return make_allreduce(members, kind, name, operation, prescale_factor, postscale_factor, process_set).submit(tuple)
 
 
 def grouped_allreduce_async_(
@@ -41,7 +41,9 @@ def grouped_allreduce_async_(
     """Reduces tensors over all ranks in place; see `grouped_allreduce`. Returns one handle, of a tuple of them."""
     kind, operation = "grouped_allreduce", reduce_op(average, op)
     factors = (prescale_factor, postscale_factor)
-    return allreduce_of(group(tensors, kind), kind, name, operation, *factors, process_set, in_place=True).submit(tuple)
+    return make_allreduce(
+        check_group(tensors, kind), kind, name, operation, *factors, process_set, in_place=True
+    ).submit(tuple)
 
 
 def grouped_allreduce_(
@@ -56,7 +58,9 @@ def grouped_allreduce_(
     """Reduces tensors over all ranks in place and returns them; see `grouped_allreduce`. Not differentiable."""
     kind, operation = "grouped_allreduce", reduce_op(average, op)
     factors = (prescale_factor, postscale_factor)
-    return tuple(allreduce_of(group(tensors, kind), kind, name, operation, *factors, process_set, in_place=True).run())
+    return tuple(
+        make_allreduce(check_group(tensors, kind), kind, name, operation, *factors, process_set, in_place=True).run()
+    )
 
 
 def grouped_allgather_async(
@@ -64,7 +68,7 @@ def grouped_allgather_async(
 ) -> int:
     """Join all ranks' tensors along the first dimension; see `grouped_allgather`. Return one handle, of a tuple."""
     kind = "grouped_allgather"
-    request = allgather_of(group(tensors, kind), kind, name, process_set)
+    request = make_allgather(check_group(tensors, kind), kind, name, process_set)
     return request.submit(lambda gathered: tuple(joined for joined, _ in gathered))
 
 
@@ -79,4 +83,4 @@ def grouped_reducescatter_async(
     """Reduces tensors and gives each rank its rows; see `grouped_reducescatter`. Returns one handle, of a tuple."""
     kind, operation = "grouped_reducescatter", reduce_op(None, op)
     factors = (prescale_factor, postscale_factor)
-    return reducescatter_of(group(tensors, kind), kind, name, operation, *factors, process_set).submit(tuple)
+    return make_reducescatter(check_group(tensors, kind), kind, name, operation, *factors, process_set).submit(tuple)

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from spark_estimator._native import DType
 from spark_estimator.collectives.ops import Tensor
-from spark_estimator.collectives.reductions import where as where
+from spark_estimator.collectives.reductions import describe_call as describe_call
 from spark_estimator.torch.collectives.device import HOST
 
 ELEMENT_TYPES: dict[torch.dtype, DType] = {
@@ -34,7 +34,7 @@ ELEMENT_TYPES: dict[torch.dtype, DType] = {
 }
 
 
-def element_type(dtype: torch.dtype) -> DType:
+def find_element_type(dtype: torch.dtype) -> DType:
     """Return the engine's code of an element type. Raises ValueError for one that it does not know."""
     code = ELEMENT_TYPES.get(dtype)
     if code is None:
@@ -43,7 +43,7 @@ def element_type(dtype: torch.dtype) -> DType:
     return code
 
 
-def checked_tensor(tensor: object, kind: str) -> torch.Tensor:
+def check_tensor(tensor: object, kind: str) -> torch.Tensor:
     """Return `tensor`, checked. Raises ValueError if it is not a tensor.
 
     Args:
@@ -52,44 +52,46 @@ def checked_tensor(tensor: object, kind: str) -> torch.Tensor:
     """
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(
-            f"{where(kind)}: a torch.Tensor is needed, not {type(tensor).__name__} ({reprlib.repr(tensor)}); "
+            f"{describe_call(kind)}: a torch.Tensor is needed, not {type(tensor).__name__} ({reprlib.repr(tensor)}); "
             "torch.as_tensor() makes one of numbers and arrays."
         )
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         raise ValueError(
-            f"{where(kind)}: collectives do not support tensors inside torch.func.grad, vmap, jvp and similar "
+            f"{describe_call(kind)}: collectives do not support tensors inside torch.func.grad, vmap, jvp and similar "
             "transforms. Transform this rank's own computation and call the collective on the result, or use "
             "backward() or torch.autograd.grad()."
         )
     # A dual level is open, which is rare.
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
         raise ValueError(
-            f"{where(kind)}: this tensor carries a forward-mode tangent, which the collective would drop. Call the "
-            "collective on both parts of torch.autograd.forward_ad.unpack_dual(tensor), and make_dual() of the "
+            f"{describe_call(kind)}: this tensor carries a forward-mode tangent, which the collective would drop. Call "
+            "the collective on both parts of torch.autograd.forward_ad.unpack_dual(tensor), and make_dual() of the "
             "results."
         )
     return tensor
 
 
-def wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
+def to_wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
     """Return a contiguous tensor on `device` with the elements of `tensor`: itself, detached, if possible.
 
     Raises:
         ValueError: it is no tensor, or one without data, sparse, nested or of an unsupported element type.
     """
-    checked = checked_tensor(tensor, kind)
+    checked = check_tensor(tensor, kind)
     try:
-        element_type(checked.dtype)
+        find_element_type(checked.dtype)
     except ValueError as error:
-        raise ValueError(f"{where(kind)}: {error}") from None
+        raise ValueError(f"{describe_call(kind)}: {error}") from None
     if checked.layout is not torch.strided or checked.is_nested:
         layout = "nested" if checked.is_nested else checked.layout
-        raise ValueError(f"{where(kind)}: a dense tensor is needed, not one of layout {layout}; use tensor.to_dense().")
+        raise ValueError(
+            f"{describe_call(kind)}: a dense tensor is needed, not one of layout {layout}; use tensor.to_dense()."
+        )
     wire = checked.detach()
     if not (wire.is_cpu and device is HOST):
         if wire.is_meta:
             raise ValueError(
-                f"{where(kind)}: a tensor of shape {tuple(wire.shape)} on device 'meta' has no values to send; "
+                f"{describe_call(kind)}: a tensor of shape {tuple(wire.shape)} on device 'meta' has no values to send; "
                 "materialize its module first, for example with module.to_empty(device='cpu')."
             )
         wire = wire.to(device)
@@ -106,35 +108,35 @@ def check_parameter(name: str, tensor: torch.Tensor, kind: str) -> None:
         kind: of the operation that it is for.
     """
     if is_lazy(tensor):
-        why = "has no shape yet, as its module is lazy: run one forward pass of the model first"
+        problem = "has no shape yet, as its module is lazy: run one forward pass of the model first"
     elif tensor.is_nested or tensor.layout is not torch.strided:
         layout = "nested" if tensor.is_nested else tensor.layout
-        why = f"is of layout {layout}, and dense tensors can be sent: use a dense one, or leave it out"
+        problem = f"is of layout {layout}, and dense tensors can be sent: use a dense one, or leave it out"
     elif tensor.is_meta:
-        why = (
+        problem = (
             f"of shape {tuple(tensor.shape)} is on device 'meta' and holds no values: move its module to memory first, "
             "for example by module.to_empty(device='cpu')"
         )
     elif tensor.is_complex():
-        why = (
+        problem = (
             f"is of type {tensor.dtype}, which cannot be sent: keep it as real numbers, torch.view_as_real(...), and "
             "use torch.view_as_complex(...) where the model computes with it"
         )
     elif tensor.dtype not in ELEMENT_TYPES:
         supported = ", ".join(str(known_type).removeprefix("torch.") for known_type in ELEMENT_TYPES)
-        why = f"is of type {tensor.dtype}, which cannot be sent: convert it to one of {supported}, or leave it out"
+        problem = f"is of type {tensor.dtype}, which cannot be sent: convert it to one of {supported}, or leave it out"
     else:
         return
-    raise ValueError(f"{where(kind)}: {reprlib.repr(name)} {why}.")
+    raise ValueError(f"{describe_call(kind)}: {reprlib.repr(name)} {problem}.")
 
 
-def writable_wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
+def to_writable_wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
     """Return the wire form of a tensor into which the result can be written back. Raises ValueError where it cannot."""
-    wire = wire_form(tensor, kind, device)
+    wire = to_wire_form(tensor, kind, device)
     assert isinstance(tensor, torch.Tensor)
     if not tensor.is_contiguous() and overlaps_itself(tensor):
         raise ValueError(
-            f"{where(kind)}: an in-place operation needs a tensor whose elements do not share memory; this one has "
+            f"{describe_call(kind)}: an in-place operation needs a tensor whose elements do not share memory; this one has "
             f"shape {tuple(tensor.shape)} and strides {tensor.stride()}. Use tensor.contiguous()."
         )
     return wire
@@ -170,7 +172,7 @@ _lone_tensor = torch.empty(1)
 ALONE = references(storage_of(_lone_tensor)) if hasattr(torch._C, "_storage_Use_Count") else 0
 
 
-def overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
+def find_overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
     """Return the ids of those dense tensors that share memory with another one, in part or whole, gaps included.
 
     Args:
@@ -200,8 +202,8 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def described(wire_input: torch.Tensor, wire_output: torch.Tensor | None = None) -> Tensor:
+def make_wire_tensor(wire_input: torch.Tensor, wire_output: torch.Tensor | None = None) -> Tensor:
     """Make the engine's form of a wire form; without `wire_output` the result replaces the input."""
     source = wire_input.data_ptr()
     target = source if wire_output is None else wire_output.data_ptr()
-    return Tensor(source, target, element_type(wire_input.dtype), tuple(wire_input.shape))
+    return Tensor(source, target, find_element_type(wire_input.dtype), tuple(wire_input.shape))

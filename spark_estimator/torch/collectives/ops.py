@@ -18,14 +18,14 @@ from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.errors import MismatchError
 from spark_estimator.torch.collectives.collective import (
-    allgather_of,
-    allreduce_of,
-    alltoall_of,
-    broadcast_of,
+    make_allgather,
+    make_allreduce,
+    make_alltoall,
+    make_broadcast,
+    make_reducescatter,
     only,
-    reducescatter_of,
 )
-from spark_estimator.torch.collectives.memory import checked_tensor, where
+from spark_estimator.torch.collectives.memory import check_tensor, describe_call
 from spark_estimator.torch.collectives.pending import poll, synchronize
 from spark_estimator.torch.collectives.reductions import Adasum, Average, Max, Min, Product, Sum, reduce_op
 
@@ -66,7 +66,7 @@ def allreduce_async(
     """Reduces a tensor over all ranks into a new one; see `allreduce` for the arguments. Returns a handle."""
     operation = reduce_op(average, op)
     factors = (prescale_factor, postscale_factor)
-    return allreduce_of([tensor], "allreduce", name, operation, *factors, process_set).submit(only)
+    return make_allreduce([tensor], "allreduce", name, operation, *factors, process_set).submit(only)
 
 
 def allreduce_async_(
@@ -81,7 +81,7 @@ def allreduce_async_(
     """Reduces a tensor over all ranks in place; see `allreduce` for the arguments. Returns a handle."""
     operation = reduce_op(average, op)
     factors = (prescale_factor, postscale_factor)
-    return allreduce_of([tensor], "allreduce", name, operation, *factors, process_set, in_place=True).submit(only)
+    return make_allreduce([tensor], "allreduce", name, operation, *factors, process_set, in_place=True).submit(only)
 
 
 def allreduce_(
@@ -96,7 +96,7 @@ def allreduce_(
     """Reduces a tensor over all ranks in place and returns it; see `allreduce`. Not differentiable."""
     operation = reduce_op(average, op)
     factors = (prescale_factor, postscale_factor)
-    return allreduce_of([tensor], "allreduce", name, operation, *factors, process_set, in_place=True).run()[0]
+    return make_allreduce([tensor], "allreduce", name, operation, *factors, process_set, in_place=True).run()[0]
 
 
 def sparse_allreduce_async(
@@ -121,16 +121,18 @@ def sparse_allreduce_async(
     """
     kind, operation = "sparse_allreduce_async", reduce_op(None, op)
     if operation not in (Average, Sum):
-        raise ValueError(f"{where(kind)}: op={op!r} is neither hvd.Average nor hvd.Sum; use tensor.to_dense().")
-    if checked_tensor(tensor, kind).layout is not torch.sparse_coo:
-        raise ValueError(f"{where(kind)}: a COO tensor is needed, not one of layout {tensor.layout}; use allreduce.")
+        raise ValueError(f"{describe_call(kind)}: op={op!r} is neither hvd.Average nor hvd.Sum; use tensor.to_dense().")
+    if check_tensor(tensor, kind).layout is not torch.sparse_coo:
+        raise ValueError(
+            f"{describe_call(kind)}: a COO tensor is needed, not one of layout {tensor.layout}; use allreduce."
+        )
     if operation is Average and tensor.dtype is torch.bool:
-        raise ValueError(f"{where(kind)}: an average of bool tensors has no meaning; use op=hvd.Sum.")
+        raise ValueError(f"{describe_call(kind)}: an average of bool tensors has no meaning; use op=hvd.Sum.")
     ranks = context.engine(process_set).ranks
     values = tensor._values().detach()
-    parts = [tensor._indices().t(), values, torch.tensor([tensor.shape], device=values.device)]
+    tensors = [tensor._indices().t(), values, torch.tensor([tensor.shape], device=values.device)]
 
-    def summed(gathered: Sequence[tuple[torch.Tensor, object]]) -> torch.Tensor:
+    def sum_gathered(gathered: Sequence[tuple[torch.Tensor, object]]) -> torch.Tensor:
         (indices, _), (entries, _), (shapes, _) = gathered
         for rank, shape in zip(ranks, shapes.tolist(), strict=True):
             if shape != shapes[0].tolist():
@@ -139,52 +141,52 @@ def sparse_allreduce_async(
                     f"{rank} one of shape {shape}."
                 )
         if operation is Sum:
-            return _sparse(indices.t(), entries, tensor.shape)
+            return _make_sparse(indices.t(), entries, tensor.shape)
         if entries.is_floating_point():
-            return _sparse(indices.t(), entries / len(ranks), tensor.shape)
+            return _make_sparse(indices.t(), entries / len(ranks), tensor.shape)
         # The average of whole numbers is truncated once, when all ranks' are added.
-        total = _sparse(indices.t(), entries, tensor.shape).coalesce()
+        total = _make_sparse(indices.t(), entries, tensor.shape).coalesce()
         averages = total.values().div(len(ranks), rounding_mode="trunc")
-        return _sparse(total.indices(), averages, tensor.shape)
+        return _make_sparse(total.indices(), averages, tensor.shape)
 
-    handle = allgather_of(parts, "sparse_allreduce", name, process_set).submit(summed)
+    handle = make_allgather(tensors, "sparse_allreduce", name, process_set).submit(sum_gathered)
 
-    def result() -> torch.Tensor:
+    def fetch_result() -> torch.Tensor:
         received: torch.Tensor = synchronize(handle)
         return received
 
-    return result
+    return fetch_result
 
 
-def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _make_sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Make a sparse tensor from the parts of sparse tensors, so that nothing need be checked."""
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Join all ranks' tensors along their first dimension, in rank order; see `allgather`. Return a handle."""
-    return allgather_of([tensor], "allgather", name, process_set).submit(lambda gathered: gathered[0][0])
+    return make_allgather([tensor], "allgather", name, process_set).submit(lambda gathered: gathered[0][0])
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Copy the root's tensor into a new one on every rank; see `broadcast`. Return a handle."""
-    return broadcast_of(tensor, root_rank, "broadcast", name, process_set).submit()
+    return make_broadcast(tensor, root_rank, "broadcast", name, process_set).submit()
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Copy the root's tensor into every rank's tensor; see `broadcast`. Return a handle."""
-    return broadcast_of(tensor, root_rank, "broadcast", name, process_set, in_place=True).submit()
+    return make_broadcast(tensor, root_rank, "broadcast", name, process_set, in_place=True).submit()
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Copy the root's tensor into every rank's and return that; see `broadcast`. Not differentiable."""
-    return broadcast_of(tensor, root_rank, "broadcast", name, process_set, in_place=True).run()
+    return make_broadcast(tensor, root_rank, "broadcast", name, process_set, in_place=True).run()
 
 
 def alltoall_async(
@@ -194,7 +196,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Send some rows of a tensor to each rank; see `alltoall`. Return a handle, of a pair also without `splits`."""
-    return alltoall_of(tensor, splits, "alltoall", name, process_set).submit()
+    return make_alltoall(tensor, splits, "alltoall", name, process_set).submit()
 
 
 def reducescatter_async(
@@ -208,7 +210,7 @@ def reducescatter_async(
     """Reduces a tensor over all ranks and gives each its share of the rows; see `reducescatter`. Returns a handle."""
     operation = reduce_op(None, op)
     factors = (prescale_factor, postscale_factor)
-    return reducescatter_of([tensor], "reducescatter", name, operation, *factors, process_set).submit(only)
+    return make_reducescatter([tensor], "reducescatter", name, operation, *factors, process_set).submit(only)
 
 
 def join(device: int = -1) -> int:

@@ -21,7 +21,7 @@ _pending: dict[int, _Pending] = {}
 _numbers = itertools.count(1)
 
 
-def registered(handle: Handle, result: Callable[[], Any]) -> int:
+def register_pending(handle: Handle, result: Callable[[], Any]) -> int:
     """Return a number for a submitted collective.
 
     Args:
@@ -50,7 +50,7 @@ def synchronize(handle: int) -> Any:
         TypeError: `handle` is no number.
         ValueError: the current stream is being captured into a CUDA graph.
     """
-    pending = _pending.get(_checked(handle, "synchronize"))
+    pending = _pending.get(_check_handle(handle, "synchronize"))
     if pending is None:
         return None
     try:
@@ -71,13 +71,13 @@ def poll(handle: int) -> bool:
         TypeError: `handle` is no number.
         ValueError: the handle is unknown, or `synchronize` has returned its result.
     """
-    pending = _pending.get(_checked(handle, "poll"))
+    pending = _pending.get(_check_handle(handle, "poll"))
     if pending is None:
         raise ValueError(f"poll({handle}): no operation has this handle, or synchronize({handle}) has returned it.")
     return pending.handle.done()
 
 
-def _checked(handle: object, function: str) -> int:
+def _check_handle(handle: object, function: str) -> int:
     try:
         return operator.index(handle)  # type: ignore[arg-type]  # which is what it is asked
     except TypeError:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from spark_estimator.collectives.compression.int8 import LEAST_ELEMENTS, wire_bytes
+from spark_estimator.collectives.compression.int8 import LEAST_ELEMENTS, count_wire_bytes
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Plan
 from spark_estimator.torch.collectives.compressors import BucketCompression, FP32Compressor, NoneCompressor
-from spark_estimator.torch.collectives.device import location_of_all, warn_of_int8
+from spark_estimator.torch.collectives.device import find_common_location, warn_about_int8
 from spark_estimator.torch.optimizer.bucket import DenseBucket, Options
 from spark_estimator.torch.optimizer.slot import Slot
 
@@ -40,16 +40,16 @@ class Residues:
         self._engine: weakref.ref[Engine] | None = None
         self._residues = WeakTensorKeyDictionary()
 
-    def residue(self, slot: Slot, engine: Engine) -> torch.Tensor:
+    def find_residue(self, slot: Slot, engine: Engine) -> torch.Tensor:
         """Return the errors of a slot's parameter; zeros if its type, shape or order have changed."""
         if self._engine is None or self._engine() is not engine:
             self._engine = weakref.ref(engine)
             self._residues = WeakTensorKeyDictionary()
         form = (slot.dtype, slot.param.shape, slot.order)
-        known: tuple[object, torch.Tensor] | None = self._residues.get(slot.param)
-        if known is None or known[0] != form:
-            known = self._residues[slot.param] = (form, torch.zeros(slot.param.numel(), dtype=torch.float32))
-        return known[1]
+        entry: tuple[object, torch.Tensor] | None = self._residues.get(slot.param)
+        if entry is None or entry[0] != form:
+            entry = self._residues[slot.param] = (form, torch.zeros(slot.param.numel(), dtype=torch.float32))
+        return entry[1]
 
     def __reduce__(self) -> tuple[type[Residues], tuple[()]]:
         """Return a form without errors, for a copy, also in another process."""
@@ -81,8 +81,8 @@ class Int8(BucketCompression):
         return dataclasses.replace(self)
 
     def bucket(self, name: str, slots: list[Slot], options: Options) -> DenseBucket:
-        if location_of_all([slot.param for slot in slots], options.process_set).on_gpu:
-            warn_of_int8()
+        if find_common_location([slot.param for slot in slots], options.process_set).on_gpu:
+            warn_about_int8()
             return DenseBucket(name, slots, dataclasses.replace(options, compression=NoneCompressor))
         return Int8Bucket(name, slots, options, self)
 
@@ -100,18 +100,19 @@ class Int8Bucket(DenseBucket):
         super().__init__(name, slots, dataclasses.replace(options, compression=cast))
         engine = options.engine()
         self._owed = [
-            settings.memory.residue(slot, engine) if slot.param.numel() >= LEAST_ELEMENTS else None for slot in slots
+            settings.memory.find_residue(slot, engine) if slot.param.numel() >= LEAST_ELEMENTS else None
+            for slot in slots
         ]
 
     def _submit_plan(self, wires: list[torch.Tensor], addresses: list[int], present: torch.Tensor) -> Handle:
         handle = super()._submit_plan(wires, addresses, present)
         self.bytes_given = present.nbytes + sum(
-            wire.nbytes if owed is None else wire_bytes(wire.numel())
+            wire.nbytes if owed is None else count_wire_bytes(wire.numel())
             for wire, owed in zip(wires, self._owed, strict=True)
         )
         return handle
 
-    def _planned(self, wires: Sequence[torch.Tensor]) -> Plan:
+    def _make_plan(self, wires: Sequence[torch.Tensor]) -> Plan:
         # The last wire contains which gradients there are.
         residues = [0 if owed is None else owed.data_ptr() for owed in self._owed] + [0]
         return self._plan_for(wires, residues, keep=self._owed)

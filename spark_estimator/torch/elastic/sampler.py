@@ -73,11 +73,11 @@ class ElasticSampler(Sampler[int]):
         """Distributes the rest of the epoch over the present ranks. An iterator that is in use keeps its share."""
         self.num_replicas = context.size()
         self.rank = context.rank()
-        self.remaining_indices = self._permutation()[self.processed_num :]
+        self.remaining_indices = self._make_permutation()[self.processed_num :]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
 
-    def _permutation(self) -> list[int]:
+    def _make_permutation(self) -> list[int]:
         length = len(self.dataset)
         if not self.shuffle:
             return list(range(length))

@@ -11,7 +11,7 @@ import torch
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
-from spark_estimator.elastic.resumption import resumption
+from spark_estimator.elastic.resumption import choose_resumption
 from spark_estimator.elastic.state import ObjectState
 from spark_estimator.torch.elastic.sampler import ElasticSampler
 from spark_estimator.torch.elastic.steps import HeritableContent, RankContent, StepKeeper
@@ -162,7 +162,7 @@ class TorchState(ObjectState):
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
         values = {"model": model, "optimizer": optimizer, **kwargs}
-        handlers = {name: handler for name, value in values.items() if (handler := _handler_of(value)) is not None}
+        handlers = {name: handler for name, value in values.items() if (handler := _make_handler(value)) is not None}
         self._handlers: dict[str, StateHandler] = {}
         self._keeper: StepKeeper | None = None
         self._groups: list[dict[str, Any]] = []
@@ -189,9 +189,9 @@ class TorchState(ObjectState):
         """
         if self._keeper is not None:
             return
-        if self._local_steps():
+        if self._find_local_steps():
             raise ValueError('mode="step" does not apply to DiLoCo and LocalSGD, whose ranks step alone.')
-        optimizer = self._one_optimizer()
+        optimizer = self._require_one_optimizer()
         models = [each.value for each in self._handlers.values() if isinstance(each, ModelStateHandler)]
         self._keeper = StepKeeper(models, self.rank_content())
         optimizer.register_step_pre_hook(self._keeper.agree)
@@ -200,7 +200,7 @@ class TorchState(ObjectState):
         """Return what each rank alone has beside generators and buffers; None: nothing. For subclasses."""
         return None
 
-    def _one_optimizer(self) -> torch.optim.Optimizer:
+    def _require_one_optimizer(self) -> torch.optim.Optimizer:
         optimizers = [each.value for each in self._handlers.values() if isinstance(each, OptimizerStateHandler)]
         if len(optimizers) != 1:
             raise ValueError(
@@ -213,7 +213,7 @@ class TorchState(ObjectState):
     def save(self) -> None:
         """Copy everything into host memory; where steps are kept, what the last step has not left in place."""
         if self._keeper is not None:
-            self._note(full=self._keeper.committed())
+            self._note(full=self._keeper.note_commit())
             return
         for handler in self._handlers.values():
             handler.save()
@@ -224,7 +224,7 @@ class TorchState(ObjectState):
         if self._keeper is not None:
             self._discard_step(self._keeper)
             return
-        if local := self._local_steps():
+        if local := self._find_local_steps():
             for optimizer in local:
                 optimizer.restore()
             return
@@ -237,7 +237,7 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             if not isinstance(handler, (ModelStateHandler, OptimizerStateHandler)):
                 handler.save()
-        groups = self._one_optimizer().param_groups
+        groups = self._require_one_optimizer().param_groups
         self._groups = [
             copy.deepcopy({key: value for key, value in group.items() if key != "params"}) for group in groups
         ]
@@ -249,8 +249,8 @@ class TorchState(ObjectState):
             self._full = copies, copy.deepcopy(self._saved_state)
 
     def _discard_step(self, keeper: StepKeeper) -> None:
-        optimizer = self._one_optimizer()
-        if keeper.lost():
+        optimizer = self._require_one_optimizer()
+        if keeper.note_loss():
             for handler in self._handlers.values():
                 if not isinstance(handler, (ModelStateHandler, OptimizerStateHandler)):
                     handler.restore()
@@ -264,7 +264,7 @@ class TorchState(ObjectState):
     def _sync_steps(self, keeper: StepKeeper) -> None:
         """Take over the state of a rank that has the last step, where a rank lacks it. Collective."""
         facts = allgather_object(keeper.facts(), name="elastic.step.facts")
-        at = resumption(facts)
+        at = choose_resumption(facts)
         if at.from_full and context.rank() == at.root:
             assert self._full is not None
             handlers, plain = self._full
@@ -273,7 +273,7 @@ class TorchState(ObjectState):
             for name, value in copy.deepcopy(plain).items():
                 setattr(self, name, value)
         if at.spread:
-            keeper.receives(at)
+            keeper.note_receiving(at)
             for handler in self._handlers.values():
                 handler.root = at.root
                 handler.sync()
@@ -288,7 +288,7 @@ class TorchState(ObjectState):
         if self._keeper is not None:
             self._sync_steps(self._keeper)
             return
-        keeps = any(handler.value.has_begun for handler in self._local_steps()) and context.rank() != 0
+        keeps = any(handler.value.has_begun for handler in self._find_local_steps()) and context.rank() != 0
         for handler in self._handlers.values():
             is_kept = keeps and isinstance(handler, ModelStateHandler)
             parameters = host_copy(handler.value.state_dict()) if is_kept else None
@@ -297,7 +297,7 @@ class TorchState(ObjectState):
                 handler.value.load_state_dict(parameters)
         super().sync()
 
-    def _local_steps(self) -> list[LocalStepsHandler]:
+    def _find_local_steps(self) -> list[LocalStepsHandler]:
         return [handler for handler in self._handlers.values() if isinstance(handler, LocalStepsHandler)]
 
     def checkpoint_parts(self) -> dict[str, Any]:
@@ -358,7 +358,7 @@ def host_copy(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _handler_of(value: Any) -> StateHandler | None:
+def _make_handler(value: Any) -> StateHandler | None:
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)

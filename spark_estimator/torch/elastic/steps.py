@@ -43,25 +43,25 @@ import numpy
 import torch
 
 from spark_estimator.collectives import context
-from spark_estimator.elastic.peer_copies import PeerCopies, smallest_within
+from spark_estimator.elastic.peer_copies import PeerCopies, select_smallest
 from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption
-from spark_estimator.log import logger
+from spark_estimator.log import get_logger
 
 _MOST_BUFFER_BYTES = 16 << 20
 _GENERATORS = 5
 #: A full copy is kept at each commit whose number is a multiple of this.
 FULL_COPY_COMMITS = 100
-_log = logger(__name__)
+_log = get_logger(__name__)
 
 
 class RankContent(Protocol):
     """More of what a rank alone has."""
 
-    def packed(self) -> bytes:
+    def pack_result(self) -> bytes:
         """Return it as it is now."""
 
     def take(self, content: bytes) -> None:
-        """Restores what `packed` returned, on this rank or on the process that replaces it."""
+        """Restores what `pack_result` returned, on this rank or on the process that replaces it."""
 
 
 @runtime_checkable
@@ -69,7 +69,7 @@ class HeritableContent(RankContent, Protocol):
     """Content that others take over if no process replaces the rank."""
 
     def inherit(self, content: bytes) -> None:
-        """Add what `packed` returned on a lost rank."""
+        """Add what `pack_result` returned on a lost rank."""
 
 
 @dataclass
@@ -104,10 +104,10 @@ class StepKeeper:
         if self.state is not RecoveryState.COMMITTED:
             return  # a second step() before the commit, or outside of the training
         if self._peers.size > 1:
-            self._peers.agree(self._packed(), self.step)
+            self._peers.agree(self._pack(), self.step)
         self.state = RecoveryState.AGREED
 
-    def committed(self) -> bool:
+    def note_commit(self) -> bool:
         """Note that the step has ended. Returns whether a full copy is due."""
         if self.state is RecoveryState.FRESH:
             return True
@@ -115,16 +115,16 @@ class StepKeeper:
         if self.state is RecoveryState.COMMITTED:  # no step was taken: the copies are those of this commit, too
             self._peers.carry_over(self.step)
         self.state = RecoveryState.COMMITTED
-        self._committed = self._packed()
+        self._committed = self._pack()
         due = self.step % FULL_COPY_COMMITS == 0
         if due:
             self.full, self._committed_fully = self.step, self._committed
         return due
 
-    def lost(self) -> bool:
+    def note_loss(self) -> bool:
         """Note the loss of a rank. Returns whether the attributes must be those of the last commit."""
         if self.state in (RecoveryState.COMMITTED, RecoveryState.AGREED):
-            self._interrupted = self._packed()
+            self._interrupted = self._pack()
             agreed = self.state is RecoveryState.AGREED
             self.state = RecoveryState.LOST_AGREED if agreed else RecoveryState.LOST
         if self.state is RecoveryState.LOST:
@@ -135,7 +135,7 @@ class StepKeeper:
         """Return the facts of this rank."""
         return Facts(self.state, self.step, self._peers.rank, self._peers.size, self.full)
 
-    def receives(self, at: Resumption) -> None:
+    def note_receiving(self, at: Resumption) -> None:
         """Note that the root is about to send its step: a failure meanwhile leaves a mixture on a rank that lacks
         it.
         """
@@ -150,7 +150,7 @@ class StepKeeper:
         Args:
             facts: [ranks] of the new round.
         """
-        copy = self._peers.recovered(facts, at)
+        copy = self._peers.recover(facts, at)
         if copy is not None:
             self._unpack(copy)
         mine_before = facts[context.rank()]
@@ -162,50 +162,50 @@ class StepKeeper:
         elif mine_before.rank >= 0 and mine_before.full == at.step:
             self._unpack(self._committed_fully)
         if isinstance(self.content, HeritableContent):
-            for of_lost_rank in self._peers.inherited(facts, at):
+            for of_lost_rank in self._peers.inherit(facts, at):
                 self.content.inherit(unpack(of_lost_rank)[_GENERATORS])
         self.state, self.step = RecoveryState.COMMITTED, at.step
         self.full = at.step
-        self._committed, self._interrupted = self._packed(), b""
+        self._committed, self._interrupted = self._pack(), b""
         self._committed_fully = self._committed
         self._peers.begin(self._committed, self.step)
 
-    def _packed(self) -> bytes:
-        content = b"" if self.content is None else self.content.packed()
-        return pack([*_generators(), content, *(_bytes_of(buffer) for buffer in self._buffers())])
+    def _pack(self) -> bytes:
+        content = b"" if self.content is None else self.content.pack_result()
+        return pack([*_read_generators(), content, *(_pack_buffer(buffer) for buffer in self._list_buffers())])
 
     def _unpack(self, content: bytes) -> None:
         if not content:
             return
-        parts = unpack(content)
-        _set_generators(parts[:_GENERATORS])
+        sections = unpack(content)
+        _set_generators(sections[:_GENERATORS])
         if self.content is not None:
-            self.content.take(parts[_GENERATORS])
-        buffers, of_buffers = self._buffers(), parts[_GENERATORS + 1 :]
+            self.content.take(sections[_GENERATORS])
+        buffers, of_buffers = self._list_buffers(), sections[_GENERATORS + 1 :]
         if len(of_buffers) == len(buffers):
             with torch.no_grad():
-                for buffer, part in zip(buffers, of_buffers, strict=True):
-                    value = _buffer_of(part, buffer.dtype)
+                for buffer, packed_buffer in zip(buffers, of_buffers, strict=True):
+                    value = _unpack_buffer(packed_buffer, buffer.dtype)
                     if value.shape == buffer.shape:
                         buffer.copy_(value)
                     else:  # one that grows
                         buffer.data = value.to(buffer.device)
 
-    def _buffers(self) -> list[torch.Tensor]:
+    def _list_buffers(self) -> list[torch.Tensor]:
         """Return the buffers of all models; without the largest where all of them are too large to be kept."""
         buffers = [buffer for model in self.models for _, buffer in model.named_buffers()]
         if sum(buffer.nbytes for buffer in buffers) <= _MOST_BUFFER_BYTES:
             return buffers
-        kept = smallest_within([buffer.nbytes for buffer in buffers], _MOST_BUFFER_BYTES)
+        chosen = select_smallest([buffer.nbytes for buffer in buffers], _MOST_BUFFER_BYTES)
         if not self._warned:
-            largest = sum(buffer.nbytes for number, buffer in enumerate(buffers) if number not in kept)
+            largest = sum(buffer.nbytes for number, buffer in enumerate(buffers) if number not in chosen)
             _log.warning(
                 "%d buffers of the model, of %d bytes, are not kept for other ranks, as at most %d bytes are. A rank "
                 "that replaces a lost one gets those of the rank that sends it the model.",
-                len(buffers) - len(kept), largest, _MOST_BUFFER_BYTES,
+                len(buffers) - len(chosen), largest, _MOST_BUFFER_BYTES,
             )  # fmt: skip
         self._warned = True
-        return [buffer for number, buffer in enumerate(buffers) if number in kept]
+        return [buffer for number, buffer in enumerate(buffers) if number in chosen]
 
 
 def pack(parts: Sequence[bytes]) -> bytes:
@@ -230,7 +230,7 @@ def unpack(content: bytes) -> list[bytes]:
     return [content[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
-def _generators() -> list[bytes]:
+def _read_generators() -> list[bytes]:
     """Return [_GENERATORS] the states of the random number generators of torch, of Python, of numpy and of the GPU."""
     _, words, gauss = random.getstate()
     state: Any = numpy.random.get_state(legacy=False)
@@ -260,13 +260,13 @@ def _set_generators(parts: Sequence[bytes]) -> None:
         torch.cuda.set_rng_state(torch.frombuffer(bytearray(of_gpu), dtype=torch.uint8))
 
 
-def _bytes_of(buffer: torch.Tensor) -> bytes:
+def _pack_buffer(buffer: torch.Tensor) -> bytes:
     """Return its number of dimensions and its shape, as 8 bytes each, then its values."""
     values = buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return struct.pack(f"<{buffer.dim() + 1}q", buffer.dim(), *buffer.shape) + values
 
 
-def _buffer_of(content: bytes, dtype: torch.dtype) -> torch.Tensor:
+def _unpack_buffer(content: bytes, dtype: torch.dtype) -> torch.Tensor:
     """Return the buffer that `_pack_buffer` has packed."""
     (dimensions,) = struct.unpack_from("<q", content)
     shape = struct.unpack_from(f"<{dimensions}q", content, 8)

@@ -22,10 +22,10 @@ from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import MismatchError
-from spark_estimator.torch.collectives.device import location_of_all
-from spark_estimator.torch.collectives.memory import described, wire_form
+from spark_estimator.torch.collectives.device import find_common_location
+from spark_estimator.torch.collectives.memory import make_wire_tensor, to_wire_form
 from spark_estimator.torch.optimizer.bucket import Options
-from spark_estimator.torch.optimizer.order import order_of_first_rank
+from spark_estimator.torch.optimizer.order import find_first_rank_order
 
 #: The attribute by which a GradScaler knows an optimizer that it need not skip; PyTorch's fused ones have it.
 TAKES_SCALE = "_step_supports_amp_scaling"
@@ -97,7 +97,7 @@ class AdasumStep:
         """Note where the parameters are."""
         self._depth += 1
         if self._depth == 1:
-            self._start = [(param, param.detach().clone()) for param in self._trainable()]
+            self._start = [(param, param.detach().clone()) for param in self._list_trainable()]
             if self._takes_scale:
                 self._unscale()
 
@@ -144,18 +144,18 @@ class AdasumStep:
 
     def _combine(self, start: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         compression, kind = self._options.compression, "Adasum of what a step has changed"
-        location = location_of_all([param for param, _ in start], self._options.process_set)
-        gpu = location.gpu(kind)
+        location = find_common_location([param for param, _ in start], self._options.process_set)
+        gpu = location.make_gpu(kind)
         wires, contexts = [], []
         for param, before in start:
             wire, compressed = compression.compress(param.sub_(before).detach())
-            wires.append(wire_form(wire, kind, location.device))
+            wires.append(to_wire_form(wire, kind, location.device))
             contexts.append(compressed)
         self.bytes_given = sum(wire.nbytes for wire in wires)
         collectives.run(
             Op.ALLREDUCE,
             f"{self._prefix}.changes",
-            [described(wire) for wire in wires],
+            [make_wire_tensor(wire) for wire in wires],
             reduce_op=ReduceOp.ADASUM,
             process_set=self._options.process_set,
             keep=wires,
@@ -169,7 +169,7 @@ class AdasumStep:
         engine = self._options.engine()
         if engine is not self._engine:  # after another init() all ranks number their optimizers again
             self._engine = engine
-            self._prefix = self._options.next_name()
+            self._prefix = self._options.make_name()
             self._agreed = []
         lines = [f"{len(params)} parameters, adasum"] + [
             f"parameter {self._names.get(id(param), position)}: shape {tuple(param.shape)}, {param.dtype}"
@@ -184,7 +184,7 @@ class AdasumStep:
             names = [self._names.get(id(param), position) for position, param in enumerate(params)]
             name, process_set = f"{self._prefix}.order", self._options.process_set
             is_disagreement = str(error).startswith("The ranks disagree")  # then all ranks have this error
-            order = order_of_first_rank(names, name=name, process_set=process_set) if is_disagreement else None
+            order = find_first_rank_order(names, name=name, process_set=process_set) if is_disagreement else None
             if order is None:
                 raise
             self._compare([lines[0], *(lines[1 + position] for position in order)])
@@ -195,7 +195,7 @@ class AdasumStep:
         name, subject = f"{self._prefix}.changes", "the parameters of DistributedOptimizer"
         check_identical(lines, name=name, subject=subject, process_set=self._options.process_set)
 
-    def _trainable(self) -> list[torch.Tensor]:
+    def _list_trainable(self) -> list[torch.Tensor]:
         optimizer = self._optimizer()
         assert optimizer is not None
         return [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]

@@ -13,11 +13,11 @@ import torch
 
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives import context
-from spark_estimator.collectives.ops import whole_number
-from spark_estimator.collectives.process_set import ProcessSet, registered
-from spark_estimator.collectives.reductions import op_text
+from spark_estimator.collectives.ops import to_whole_number
+from spark_estimator.collectives.process_set import ProcessSet, check_registered
+from spark_estimator.collectives.reductions import describe_op
 from spark_estimator.torch.collectives.compressors import CASTS, UNCHOSEN, BucketCompression, checked_compression
-from spark_estimator.torch.collectives.memory import check_parameter, where
+from spark_estimator.torch.collectives.memory import check_parameter, describe_call
 
 
 def check_optimizer(optimizer: object, kind: str) -> None:
@@ -26,21 +26,23 @@ def check_optimizer(optimizer: object, kind: str) -> None:
         return
     argument = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else reprlib.repr(optimizer)
     raise ValueError(
-        f"{where(kind)}: an optimizer object is needed, such as torch.optim.SGD(model.parameters(), lr=0.1), not "
-        f"{argument}."
+        f"{describe_call(kind)}: an optimizer object is needed, such as torch.optim.SGD(model.parameters(), lr=0.1), "
+        f"not {argument}."
     )
 
 
-def checked_op(op: int) -> ReduceOp:
+def check_op(op: int) -> ReduceOp:
     try:
         if not isinstance(op, bool) and ReduceOp(op) in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
             return ReduceOp(op)
     except ValueError:
         pass
-    raise ValueError(f"{where('DistributedOptimizer')}: op={op_text(op)} must be hvd.Average, hvd.Sum or hvd.Adasum.")
+    raise ValueError(
+        f"{describe_call('DistributedOptimizer')}: op={describe_op(op)} must be hvd.Average, hvd.Sum or hvd.Adasum."
+    )
 
 
-def ranks_of(process_set: ProcessSet | None) -> int:
+def count_ranks(process_set: ProcessSet | None) -> int:
     """Return with how many ranks gradients are exchanged; 1 on a rank outside the set.
 
     Raises HorovodInternalError in a process that was forked from a rank.
@@ -49,12 +51,12 @@ def ranks_of(process_set: ProcessSet | None) -> int:
     context.check_not_forked()
     if process_set is None:
         return size
-    registered(process_set)
+    check_registered(process_set)
     return len(process_set.ranks) if process_set.included() else 1
 
 
 def check_passes(passes: int) -> None:
-    if (whole_number(passes) or 0) <= 0:
+    if (to_whole_number(passes) or 0) <= 0:
         raise ValueError(f"backward_passes_per_step={passes!r} must be an integer greater than 0.")
 
 
@@ -72,14 +74,15 @@ def choose_compression(compression: object, op: ReduceOp) -> object:
     checked = checked_compression(compression)
     if op is ReduceOp.ADASUM and isinstance(checked, BucketCompression):
         raise ValueError(
-            f"{where('DistributedOptimizer')}: compression={compression!r} is not supported with op=hvd.Adasum, which "
-            "combines parameter updates, not gradients. Use op=hvd.Average, or hvd.Compression.none, fp16 or bf16."
+            f"{describe_call('DistributedOptimizer')}: compression={compression!r} is not supported with "
+            "op=hvd.Adasum, which combines parameter updates, not gradients. Use op=hvd.Average, or "
+            "hvd.Compression.none, fp16 or bf16."
         )
     return checked
 
 
-def checked_names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None) -> dict[int, str]:
-    names = {} if named_parameters is None else _names_of(optimizer, named_parameters)
+def check_names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any] | None) -> dict[int, str]:
+    names = {} if named_parameters is None else _map_names(optimizer, named_parameters)
     for group_number, group in enumerate(optimizer.param_groups):
         for number, param in enumerate(group["params"]):
             if param.requires_grad:
@@ -88,7 +91,7 @@ def checked_names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[A
     return names
 
 
-def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any]) -> dict[int, str]:
+def _map_names(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any]) -> dict[int, str]:
     try:
         pairs = list(named_parameters)
     except TypeError:
@@ -119,7 +122,7 @@ def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Iterable[Any])
     return names
 
 
-def checked_groups(
+def check_groups(
     optimizer: torch.optim.Optimizer, groups: int | Sequence[Sequence[torch.Tensor]] | None
 ) -> int | Sequence[Sequence[torch.Tensor]] | None:
     if groups is None or (isinstance(groups, int) and groups > 0):

@@ -28,8 +28,8 @@ from spark_estimator.collectives.handle import Handle
 from spark_estimator.collectives.ops import Gpu, Plan
 from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.torch.collectives.compressors import BucketCompression, NoneCompressor, wire_dtype
-from spark_estimator.torch.collectives.device import await_outputs, location_of_all, raw_stream, wait_for_streams
-from spark_estimator.torch.collectives.memory import ALONE, described, element_type, references, storage_of
+from spark_estimator.torch.collectives.device import await_outputs, find_common_location, raw_stream, wait_for_streams
+from spark_estimator.torch.collectives.memory import ALONE, find_element_type, make_wire_tensor, references, storage_of
 from spark_estimator.torch.optimizer.slot import GRADIENT, Slot
 
 
@@ -64,15 +64,15 @@ class Options:
             return bucket
         return DenseBucket(name, slots, self)
 
-    def next_name(self) -> str:
+    def make_name(self) -> str:
         """Return a name for one more optimizer, that all ranks of the set make alike if they make it in the same order.
 
         Each set counts separately: a rank that is in one of them more has made more optimizers than others.
         """
-        number = context.next_number(f"DistributedOptimizer {self.engine().process_set}")
+        number = context.take_number(f"DistributedOptimizer {self.engine().process_set}")
         return f"DistributedOptimizer.{number}"
 
-    def scaled_op(self) -> tuple[ReduceOp, float, float]:
+    def scale_op(self) -> tuple[ReduceOp, float, float]:
         """Return the reduction, with the factors before and after it."""
         if self.predivide == 1.0:
             return self.op, 1.0, 1.0
@@ -104,7 +104,7 @@ class Bucket(ABC):
         self._keys = [id(slot.param) for slot in slots]
         self.missing = set(self._keys)
         self.torn = ""
-        self.location = location_of_all([slot.param for slot in slots], options.process_set)
+        self.location = find_common_location([slot.param for slot in slots], options.process_set)
         self._gpu: Gpu | None = None  # with the stream on which it was submitted
         # Of the GPU, on which this exchange's gradients were computed. What is made here is used in it, too.
         self._streams: set[int] = set()
@@ -140,7 +140,7 @@ class Bucket(ABC):
 
     def _gather_streams(self) -> None:
         """Has the current stream wait for those on which autograd has computed: a branch's backward is on its own."""
-        self._gpu = self.location.gpu("DistributedOptimizer")
+        self._gpu = self.location.make_gpu("DistributedOptimizer")
         if self._gpu is not None:
             others = self._streams - {self._gpu.stream}
             if others:
@@ -198,21 +198,21 @@ class DenseBucket(Bucket):
         ]
 
     def _submit(self) -> Handle:
-        direct = self._gradients_that_lie_right() if self._options.compression is NoneCompressor else None
+        direct = self._find_direct_gradients() if self._options.compression is NoneCompressor else None
         if direct is not None and self._ones is not None:
             self._held, addresses = direct
             return self._submit_plan(self._held, addresses, self._ones)
         for slot in self.slots:
             self._take(slot)
-        wires = [_present(slot.wire) for slot in self.slots]
+        wires = [_require(slot.wire) for slot in self.slots]
         if self._ones is None:
-            op, prescale, postscale = self._options.scaled_op()
+            op, prescale, postscale = self._options.scale_op()
             self.bytes_given = sum(wire.nbytes for wire in wires)
             self._sent = wires
             return collectives.submit(
                 Op.ALLREDUCE,
                 self.name,
-                [described(wire) for wire in wires],
+                [make_wire_tensor(wire) for wire in wires],
                 reduce_op=op,
                 prescale=prescale,
                 postscale=postscale,
@@ -225,7 +225,7 @@ class DenseBucket(Bucket):
         return self._submit_plan(wires, addresses, present.to(self.location.device, self._ones.dtype))
 
     @_disable_dynamo  # which follows a compiled step into what runs at its graph's breaks
-    def _gradients_that_lie_right(self) -> tuple[list[torch.Tensor], list[int]] | None:
+    def _find_direct_gradients(self) -> tuple[list[torch.Tensor], list[int]] | None:
         """Return all gradients and their addresses, if each can be sent unchanged; else None.
 
         The usual case, on the path of every step: keep it short. The first look at a gradient costs most of the time,
@@ -255,7 +255,7 @@ class DenseBucket(Bucket):
         """Hands over wire forms at these addresses, and for each whether there is a gradient."""
         flags = self._flags = torch.empty_like(present)
         if self._plan is None:
-            self._plan = self._planned([*wires, present])
+            self._plan = self._make_plan([*wires, present])
             self.bytes_given = sum(wire.nbytes for wire in (*wires, present))
         self._sent = [*wires, present, flags]
         stream = 0 if self._gpu is None else self._gpu.stream
@@ -264,13 +264,13 @@ class DenseBucket(Bucket):
             [*addresses, present.data_ptr()], [*addresses, flags.data_ptr()], self._sent, defer=True, stream=stream
         )
 
-    def _planned(self, wires: Sequence[torch.Tensor]) -> Plan:
+    def _make_plan(self, wires: Sequence[torch.Tensor]) -> Plan:
         """Make the request for wire forms such as these, whose types and shapes are the same in every step."""
         return self._plan_for(wires)
 
     def _plan_for(self, wires: Sequence[torch.Tensor], residues: Sequence[int] = (), keep: object = None) -> Plan:
-        op, prescale, postscale = self._options.scaled_op()
-        forms = [(element_type(wire.dtype), tuple(wire.shape)) for wire in wires]
+        op, prescale, postscale = self._options.scale_op()
+        forms = [(find_element_type(wire.dtype), tuple(wire.shape)) for wire in wires]
         return collectives.plan(
             Op.ALLREDUCE,
             self.name,
@@ -318,7 +318,7 @@ class DenseBucket(Bucket):
         if gradient is not None and gradient.get_device() == self.location.torch_number and slot.fits(gradient):
             wire = gradient
         else:
-            wire = slot.copied(self.location.device, slot.dtype)
+            wire = slot.copy_gradient(self.location.device, slot.dtype)
         if compression is not NoneCompressor:
             wire, slot.context = compression.compress(wire.detach())
             if self._ones is None:
@@ -329,9 +329,9 @@ class DenseBucket(Bucket):
         wire = slot.wire
         if self._options.compression is not NoneCompressor:
             wire = self._options.compression.decompress(wire, slot.context)
-        slot.put_back(_present(wire))
+        slot.put_back(_require(wire))
 
 
-def _present(wire: torch.Tensor | None) -> torch.Tensor:
+def _require(wire: torch.Tensor | None) -> torch.Tensor:
     assert wire is not None
     return wire

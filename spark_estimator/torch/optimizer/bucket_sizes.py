@@ -54,7 +54,9 @@ def plan(
         Buckets in the order in which they are expected to be complete. One whose wire type is not known is alone.
     """
     if groups is not None:
-        buckets = [bucket for group in _as_positions(groups, len(gradients)) for bucket in _by_type(gradients, group)]
+        buckets = [
+            bucket for group in _to_positions(groups, len(gradients)) for bucket in _group_by_type(gradients, group)
+        ]
         return sorted(buckets, key=max, reverse=True)
     buckets = []
     open_buckets: dict[tuple[str, bool], tuple[list[int], int]] = {}
@@ -69,7 +71,7 @@ def plan(
     return buckets
 
 
-def description(gradients: Sequence[Gradient], buckets: Sequence[Sequence[int]], header: str) -> list[str]:
+def describe_plan(gradients: Sequence[Gradient], buckets: Sequence[Sequence[int]], header: str) -> list[str]:
     """Describe the plan, one line a parameter: what ranks compare before the first gradient is sent."""
     bucket_of = {position: number for number, bucket in enumerate(buckets) for position in bucket}
     return [header] + [
@@ -80,7 +82,7 @@ def description(gradients: Sequence[Gradient], buckets: Sequence[Sequence[int]],
     ]
 
 
-def _as_positions(groups: int | Sequence[Sequence[int]], count: int) -> list[list[int]]:
+def _to_positions(groups: int | Sequence[Sequence[int]], count: int) -> list[list[int]]:
     if isinstance(groups, int):
         number = min(groups, count)
         return [list(range(count * i // number, count * (i + 1) // number)) for i in range(number)]
@@ -88,7 +90,7 @@ def _as_positions(groups: int | Sequence[Sequence[int]], count: int) -> list[lis
     return [sorted(group) for group in groups] + [[position] for position in range(count) if position not in grouped]
 
 
-def _by_type(gradients: Sequence[Gradient], group: Sequence[int]) -> list[list[int]]:
+def _group_by_type(gradients: Sequence[Gradient], group: Sequence[int]) -> list[list[int]]:
     of_type: dict[tuple[str, bool], list[int]] = {}
     for position in group:
         wire_dtype, on_gpu = gradients[position].companions

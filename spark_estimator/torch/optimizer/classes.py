@@ -11,7 +11,7 @@ import torch
 _classes: dict[tuple[type, type], type[torch.optim.Optimizer]] = {}
 
 
-def wrapped_class(
+def make_wrapped_class(
     methods: type[torch.optim.Optimizer], user_class: type[torch.optim.Optimizer]
 ) -> type[torch.optim.Optimizer]:
     """Return the user's class with `methods` before its own; the same one for two optimizers of one class."""
@@ -21,13 +21,13 @@ def wrapped_class(
     return _classes[methods, user_class]
 
 
-def wrapped_user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+def unwrap_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     """Return the class that a wrapped optimizer was made with."""
     user_class: type[torch.optim.Optimizer] = type(optimizer).__bases__[1]
     return user_class
 
 
-def reduced_to_user_class(optimizer: torch.optim.Optimizer, added: Set[str]) -> Any:
+def reduce_to_user_class(optimizer: torch.optim.Optimizer, added: Set[str]) -> Any:
     """Reduce an optimizer to the user's own class, for ``__reduce_ex__``: a copy or a pickle belongs to no job.
 
     Args:
@@ -39,4 +39,4 @@ def reduced_to_user_class(optimizer: torch.optim.Optimizer, added: Set[str]) -> 
         state = {key: value for key, value in state.items() if key not in added}
     # Made by the standard library alone, so that it can be loaded where this package is not installed.
     reconstructor = copyreg._reconstructor  # type: ignore[attr-defined]  # no stub
-    return reconstructor, (wrapped_user_class(optimizer), object, None), state
+    return reconstructor, (unwrap_class(optimizer), object, None), state

@@ -50,8 +50,8 @@ from spark_estimator.torch.optimizer.hooks import (
     ParameterHooks,
     call_after,
     call_at_the_end,
-    enclosing_node,
-    inside_backward,
+    find_enclosing_node,
+    is_inside_backward,
 )
 from spark_estimator.torch.optimizer.membership import JobMembership
 from spark_estimator.torch.optimizer.plan import GradientPlan
@@ -141,8 +141,8 @@ class GradientExchange:
     @property
     def in_backward(self) -> bool:
         """Return whether a backward pass is running, so that gradients may be in flight."""
-        if self._progress.state in IN_BACKWARD and not inside_backward():
-            self.backward_raised()  # not reported: an inner pass had ended, and the outer one raised
+        if self._progress.state in IN_BACKWARD and not is_inside_backward():
+            self.note_backward_raised()  # not reported: an inner pass had ended, and the outer one raised
         return self._progress.state in IN_BACKWARD
 
     @property
@@ -152,7 +152,7 @@ class GradientExchange:
 
     def synchronize(self) -> None:
         """Exchanges what has not been exchanged in this step; returns when all gradients are averages. Collective."""
-        key = self._hooks.running()
+        key = self._hooks.find_running()
         if key is not None:
             self._note_written(key)  # the user's hook may run before this one
         if self._exchanged and self._averages_are_gone() and not self._has_gradients():
@@ -160,7 +160,7 @@ class GradientExchange:
         if not self._exchanged:
             self._refresh()
             self._note_gradients()
-        for newer in self._newer():
+        for newer in self._list_newer():
             membership = newer._membership  # if it has exchanged since the last step, that exchange is this step's
             if membership.exchanges == self._membership.exchanges_of_newer.get(membership.name, 0):
                 newer.synchronize()
@@ -182,7 +182,7 @@ class GradientExchange:
         """Begin the next step, as the averages have been used: the next exchange is that step's."""
         self._progress.begin_step()
         self._remainder = None
-        newer = [exchange._membership for exchange in self._newer()]
+        newer = [exchange._membership for exchange in self._list_newer()]
         self._membership.exchanges_of_newer = {membership.name: membership.exchanges for membership in newer}
 
     def before_step(self) -> None:
@@ -206,7 +206,7 @@ class GradientExchange:
 
     # --- what autograd calls ---
 
-    def gradient_complete(self, key: int) -> None:
+    def note_gradient_complete(self, key: int) -> None:
         """Note that a parameter's gradient is complete for this pass; see ``hooks.Listener``."""
         state = self._progress.state
         if state is not _BACKWARD:
@@ -214,7 +214,7 @@ class GradientExchange:
             if state not in LISTENING and self._hooks.counting[0]:
                 missing = self._membership.plan.bucket_of[key].missing
                 if key not in missing:
-                    self.gradient_again(key)
+                    self.note_gradient_again(key)
                     return
                 missing.discard(key)
         if self._hooks.counting[0]:
@@ -225,7 +225,7 @@ class GradientExchange:
         elif self._remainder is not None:
             self._remainder.check_reached(key)
 
-    def gradient_again(self, key: int) -> None:
+    def note_gradient_again(self, key: int) -> None:
         """Note that a gradient that was complete in this pass has got more; see ``hooks.Listener``."""
         bucket = self._membership.plan.bucket_of[key]
         if not bucket.submitted:
@@ -240,10 +240,10 @@ class GradientExchange:
                 "this step raised, call zero_grad() on the optimizer before it is tried again."
             )
 
-    def backward_ended(self) -> None:
+    def note_backward_ended(self) -> None:
         """Note that the pass is over."""
         self._hooks.counting[0] = False
-        outer = enclosing_node()
+        outer = find_enclosing_node()
         if outer is not None:
             self._progress.apply(StepEvent.SUSPEND)
             self._pass.inner = InnerPass(outer)
@@ -255,11 +255,11 @@ class GradientExchange:
         if self._progress.end_pass(self._pass.kind):
             # Every optimizer that this pass has reached has submitted before one waits: another rank's pass may have
             # reached some of them only, and that rank waits for those first.
-            call_at_the_end(self._end_of_last_pass)
+            call_at_the_end(self._end_last_pass)
             if self._plan.agreed:
                 self._plan.submit()
 
-    def backward_raised(self) -> None:
+    def note_backward_raised(self) -> None:
         """Note that the pass died. What was submitted counts, as other ranks count on it; the rest never happened."""
         self._hooks.counting[0] = False
         self._progress.apply(StepEvent.RAISE)
@@ -279,7 +279,7 @@ class GradientExchange:
 
     def _begin_pass(self, key: int) -> None:
         if self._progress.state in IN_BACKWARD and not self._continues():
-            self.backward_raised()  # the pass before raised, and was not reported
+            self.note_backward_raised()  # the pass before raised, and was not reported
         if self._progress.state is StepState.SUSPENDED:
             self._listen(StepEvent.RESUME)
             return
@@ -290,7 +290,7 @@ class GradientExchange:
         self._progress.check_pass()
         self._refresh()
         submits_early = not self._hooks.stand_last()
-        self._pass = _BackwardPass(self._progress.next_pass(), submits_early, self._plan.in_flight)
+        self._pass = _BackwardPass(self._progress.choose_pass_kind(), submits_early, self._plan.in_flight)
         if self._pass.kind is PassKind.LAST:
             self._note_gradients(key)
         self._listen(StepEvent.BEGIN)
@@ -298,7 +298,7 @@ class GradientExchange:
     def _continues(self) -> bool:
         """Return whether the backward that has reached a parameter is a part of the current pass."""
         inner = self._pass.inner
-        return self._progress.state is StepState.SUSPENDED and inner is not None and inner.is_of_this_pass()
+        return self._progress.state is StepState.SUSPENDED and inner is not None and inner.is_in_this_pass()
 
     def _listen(self, event: StepEvent) -> None:
         EndOfBackward(self)
@@ -310,7 +310,7 @@ class GradientExchange:
         if self._progress.state is StepState.SUSPENDED:  # not when the inner one was followed by a step
             self._listen(StepEvent.RESUME)
 
-    def _end_of_last_pass(self) -> None:
+    def _end_last_pass(self) -> None:
         self._progress.passes += 1
         self._exchange()
 
@@ -346,7 +346,7 @@ class GradientExchange:
             self._remember_an_average()
         finally:
             self._progress.apply(event)
-            self._exchanged_in_hook_of = self._hooks.running()
+            self._exchanged_in_hook_of = self._hooks.find_running()
             self._hooks.counting[0] = False  # the rest of this pass, if there is one, submits nothing early
 
     def _exchange_remainder(self) -> None:
@@ -387,7 +387,7 @@ class GradientExchange:
         return self._is_alone
 
     def _remember_an_average(self) -> None:
-        averages = ((param, param.grad) for param in self._membership.each_trainable())
+        averages = ((param, param.grad) for param in self._membership.iterate_trainable())
         self._averaged = next(((param, weakref.ref(grad)) for param, grad in averages if grad is not None), None)
 
     def _averages_are_gone(self) -> bool:
@@ -401,19 +401,19 @@ class GradientExchange:
         return average() is None or param.grad is not average()
 
     def _has_gradients(self) -> bool:
-        return any(param.grad is not None for param in self._membership.each_trainable())
+        return any(param.grad is not None for param in self._membership.iterate_trainable())
 
     def _note_gradients(self, first: int | None = None) -> None:
         """Find out which gradients share memory: those must not be in flight while autograd is at work."""
         if self._remainder is not None:
             return  # nothing is in flight before the end of the pass, and gradients that share memory are copied
         slots = self._membership.plan.slots
-        if note_gradients(slots, self._membership.trainable_of_others, first):
+        if note_gradients(slots, self._membership.list_others_trainable, first):
             self._pass.submits_early = False
 
-    def _newer(self) -> list[GradientExchange]:
+    def _list_newer(self) -> list[GradientExchange]:
         """Return the exchanges of optimizers that were made later and exchange parameters of this one, too."""
         if not self._hooks.gave_away:  # the usual case, asked in every step
             return []
-        listeners = self._hooks.newer(self._membership.trainable())
+        listeners = self._hooks.list_newer(self._membership.list_trainable())
         return [listener for listener in listeners if isinstance(listener, GradientExchange)]

@@ -16,7 +16,7 @@ from torch.autograd.function import BackwardCFunction
 class Listener(Protocol):
     """Receives the reports. Called from inside autograd, in the thread that runs the pass."""
 
-    def gradient_complete(self, key: int) -> None:
+    def note_gradient_complete(self, key: int) -> None:
         """Note that the gradient of the parameter whose id is `key` has got all that this pass adds to it.
 
         While ``ParameterHooks.counting``, only called for the last that was missing of those that are counted
@@ -24,15 +24,15 @@ class Listener(Protocol):
         """
         ...
 
-    def gradient_again(self, key: int) -> None:
+    def note_gradient_again(self, key: int) -> None:
         """Note, while ``ParameterHooks.counting``, that a gradient that was complete has got more."""
         ...
 
-    def backward_ended(self) -> None:
+    def note_backward_ended(self) -> None:
         """Note that all gradients of the pass are complete. Not called when the pass raised."""
         ...
 
-    def backward_raised(self) -> None:
+    def note_backward_raised(self) -> None:
         """Note that the pass died before its end."""
         ...
 
@@ -74,7 +74,7 @@ class ParameterHooks:
             before.gave_away = before.shares = True
         _owner[key] = self
         counted: _Counted = [(set(), None)]
-        hook = _hook(self._listener, key, self.counting, counted)
+        hook = _make_hook(self._listener, key, self.counting, counted)
         self._handles[key] = (param, param.register_post_accumulate_grad_hook(hook), counted)
         self._on_params[key] = param._post_accumulate_grad_hooks
 
@@ -85,7 +85,7 @@ class ParameterHooks:
         owner = _owner.get(id(param))
         return owner is None or owner._number < self._number
 
-    def not_newer(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
+    def select_not_newer(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the parameters, of `params`, that `may_have` allows."""
         allowed = [param for param in params if self.may_have(param)]
         self.shares |= len(allowed) < len(params)
@@ -106,22 +106,22 @@ class ParameterHooks:
             hooks = self._on_params[key]
             if len(hooks) > 1 and next(reversed(hooks)) != handle.id:
                 handle.remove()
-                hook = _hook(self._listener, key, self.counting, counted)
+                hook = _make_hook(self._listener, key, self.counting, counted)
                 self._handles[key] = (param, param.register_post_accumulate_grad_hook(hook), counted)
                 moved = True
         return moved
 
-    def newer(self, params: Sequence[torch.Tensor]) -> list[Listener]:
+    def list_newer(self, params: Sequence[torch.Tensor]) -> list[Listener]:
         """Return the listeners that have taken some of `params` from this one: none unless it `gave_away` one."""
         owners = dict.fromkeys(_owner.get(id(param)) for param in params if not self.may_have(param))
         listeners = [owner._listener() for owner in owners if owner is not None]
         return [listener for listener in listeners if listener is not None]
 
-    def running(self) -> int | None:
+    def find_running(self) -> int | None:
         """Return the id of the parameter of this listener whose hooks autograd calls now in this thread; None: of
         none.
         """
-        if not inside_backward():
+        if not is_inside_backward():
             return None
         variable = getattr(torch._C._current_autograd_node(), "variable", None)  # of AccumulateGrad
         return id(variable) if id(variable) in self._handles else None
@@ -168,7 +168,7 @@ _Counted = list[tuple[set[int], "Callable[[], None] | None"]]
 _owner: weakref.WeakValueDictionary[int, ParameterHooks] = weakref.WeakValueDictionary()
 
 
-def _hook(
+def _make_hook(
     listener: weakref.ref[Listener], key: int, counting: list[bool], counted: _Counted
 ) -> Callable[[torch.Tensor], None]:
     # Called for every parameter in every backward pass: nothing is done here that can be done once. With 20,000
@@ -189,9 +189,9 @@ def _hook(
         receiver = listener()
         if receiver is not None:
             if again:
-                receiver.gradient_again(key)
+                receiver.note_gradient_again(key)
             else:
-                receiver.gradient_complete(key)
+                receiver.note_gradient_complete(key)
 
     return hook
 
@@ -208,12 +208,12 @@ class EndOfBackward:
         self._called = True
         listener = self._listener()
         if listener is not None:
-            listener.backward_ended()
+            listener.note_backward_ended()
 
     def __del__(self) -> None:
         listener = self._listener()
         if not self._called and listener is not None:
-            listener.backward_raised()
+            listener.note_backward_raised()
 
 
 class _AtTheEnd:
@@ -243,7 +243,7 @@ def call_at_the_end(act: Callable[[], None]) -> None:
     If it raises, the other functions registered here for the pass are called before the error is raised again. Nothing
     of it is called when the pass raises.
     """
-    number = current_pass()
+    number = find_current_pass()
     acts = _at_the_end.get(number)
     if acts is None:
         acts = _at_the_end[number] = _AtTheEnd()
@@ -251,12 +251,12 @@ def call_at_the_end(act: Callable[[], None]) -> None:
     acts.acts.append(act)
 
 
-def current_pass() -> int:
+def find_current_pass() -> int:
     """Return a number for this thread's current pass, greater than those of all earlier ones; -1: none."""
     return int(torch._C._current_graph_task_id())
 
 
-def enclosing_node() -> Any | None:
+def find_enclosing_node() -> Any | None:
     """Return, at the end of a pass, the node of another pass in which it ran; None: it ran on its own.
 
     The node is an autograd function whose ``backward`` called the pass, as a reentrant checkpoint's does, or the
@@ -274,12 +274,12 @@ class InnerPass:
     """
 
     def __init__(self, node: Any) -> None:
-        self._number = current_pass()
+        self._number = find_current_pass()
         self._function = weakref.ref(node) if isinstance(node, BackwardCFunction) else None
 
-    def is_of_this_pass(self) -> bool:
+    def is_in_this_pass(self) -> bool:
         """Return whether the current pass is the outer one, or inside it. Else the outer one has raised."""
-        if current_pass() < self._number:
+        if find_current_pass() < self._number:
             return True
         function = None if self._function is None else self._function()
         frame: FrameType | None = sys._getframe(1)
@@ -296,9 +296,9 @@ class InnerPass:
 _BACKWARD = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 
 
-def inside_backward() -> bool:
+def is_inside_backward() -> bool:
     """Return whether this thread is at work on a backward pass."""
-    return current_pass() >= 0
+    return find_current_pass() >= 0
 
 
 def call_after(node: Any, act: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ class Synchronization(Enum):
     SKIPPED = "skip_synchronize(): step() takes them as they are."
 
 
-def warn_of_second_exchange() -> None:
+def warn_about_second_exchange() -> None:
     """Warn of ``step()`` after ``synchronize()``, which is slow in Horovod, at the line that called step()."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS:

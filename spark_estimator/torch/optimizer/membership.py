@@ -18,7 +18,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.engine import Engine
 from spark_estimator.errors import HorovodInternalError
-from spark_estimator.torch.collectives.memory import described
+from spark_estimator.torch.collectives.memory import make_wire_tensor
 from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.hooks import ParameterHooks
 from spark_estimator.torch.optimizer.plan import GradientPlan
@@ -90,7 +90,7 @@ class JobMembership:
         self.plan = GradientPlan("", [], options, passes)
         self._join_job()
         _in_order.append(weakref.ref(self))
-        for param in self.trainable():
+        for param in self.list_trainable():
             hooks.add(param)  # also if another optimizer has it, which is older
 
     def leave(self) -> None:
@@ -103,20 +103,20 @@ class JobMembership:
         """Return whether the optimizer has not been collected."""
         return self._optimizer() is not None
 
-    def trainable(self) -> list[torch.Tensor]:
+    def list_trainable(self) -> list[torch.Tensor]:
         """Return the optimizer's parameters that have gradients; none when it has been collected."""
-        return list(self.each_trainable())
+        return list(self.iterate_trainable())
 
-    def each_trainable(self) -> Iterator[torch.Tensor]:
+    def iterate_trainable(self) -> Iterator[torch.Tensor]:
         """Yield the same parameters, one after the other."""
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
         return (param for group in groups for param in group["params"] if param.requires_grad)
 
-    def trainable_of_others(self) -> list[torch.Tensor]:
+    def list_others_trainable(self) -> list[torch.Tensor]:
         """Return the parameters of all other optimizers in this process."""
         members = [member for reference in _in_order if (member := reference()) is not None and member is not self]
-        return [param for member in members for param in member.trainable()]
+        return [param for member in members for param in member.list_trainable()]
 
     def is_true_on_a_rank(self, name: str, value: bool) -> bool:
         """Return whether the value is true on some rank; of a rank that has joined it is false. Collective.
@@ -128,7 +128,7 @@ class JobMembership:
         collectives.submit(
             Op.ALLREDUCE,
             f"{self.name}.{name}",
-            [described(answer)],
+            [make_wire_tensor(answer)],
             reduce_op=ReduceOp.SUM,
             process_set=self._options.process_set,
             keep=answer,
@@ -161,12 +161,12 @@ class JobMembership:
             # All ranks have left a join together. One may have had no batch yet, and have agreed to nothing.
             self._joins = self._engine.joins
             self.plan.must_agree()
-        trainable = self.trainable()
-        params = self._hooks.not_newer(trainable) if self._hooks.shares else trainable
+        trainable = self.list_trainable()
+        params = self._hooks.select_not_newer(trainable) if self._hooks.shares else trainable
         if (self._planned is not None and self._planned.is_for(params)) or self.plan.in_flight:
             return  # what has been submitted belongs to the old plan: a new one begins with the next step
-        params = self._hooks.not_newer(trainable)
-        slots = [Slot(param, self._name_of(param)) for param in params]
+        params = self._hooks.select_not_newer(trainable)
+        slots = [Slot(param, self._find_name(param)) for param in params]
         self._planned = None
         for param in params:
             self._hooks.add(param)
@@ -184,7 +184,7 @@ class JobMembership:
     def _join_job(self) -> None:
         """Take a name in the present job: after another `init()` all ranks number their optimizers again."""
         self._engine = self._options.engine()
-        self.name = self._options.next_name()
+        self.name = self._options.make_name()
         self.plan.must_agree()
         self._joins = self._engine.joins
         self.exchanges_of_newer = {}
@@ -193,7 +193,7 @@ class JobMembership:
         self.plan.forget()  # submitted to an engine that has ended
         self._planned = None
 
-    def _name_of(self, param: torch.Tensor) -> str:
+    def _find_name(self, param: torch.Tensor) -> str:
         name = self._names.get(id(param))
         optimizer = self._optimizer()
         if name is None and optimizer is not None:

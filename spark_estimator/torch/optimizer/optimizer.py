@@ -21,23 +21,23 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.observe import progress
 from spark_estimator.torch.collectives.compressors import UNCHOSEN
-from spark_estimator.torch.collectives.memory import where
+from spark_estimator.torch.collectives.memory import describe_call
 from spark_estimator.torch.collectives.reductions import check_adasum
 from spark_estimator.torch.optimizer.adasum import TAKES_SCALE, AdasumStep
 from spark_estimator.torch.optimizer.arguments import (
+    check_groups,
+    check_names,
+    check_op,
     check_optimizer,
     check_passes,
     check_predivide,
-    checked_groups,
-    checked_names,
-    checked_op,
     choose_compression,
-    ranks_of,
+    count_ranks,
 )
 from spark_estimator.torch.optimizer.bucket import Options
-from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class
+from spark_estimator.torch.optimizer.classes import make_wrapped_class, reduce_to_user_class, unwrap_class
 from spark_estimator.torch.optimizer.exchange import GradientExchange, note_new_optimizer
-from spark_estimator.torch.optimizer.horovod_names import HorovodNames, Synchronization, warn_of_second_exchange
+from spark_estimator.torch.optimizer.horovod_names import HorovodNames, Synchronization, warn_about_second_exchange
 from spark_estimator.torch.optimizer.separate_steps import SeparateSteps
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -117,10 +117,10 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     check_optimizer(optimizer, "DistributedOptimizer")
     if isinstance(optimizer, SeparateSteps):
         raise ValueError(
-            f"{where('DistributedOptimizer')}: the optimizer is one of DiLoCo or LocalSGD, which average the "
+            f"{describe_call('DistributedOptimizer')}: the optimizer is one of DiLoCo or LocalSGD, which average the "
             "parameters by themselves. Wrap a new optimizer."
         )
-    operation = checked_op(op)
+    operation = check_op(op)
     check_predivide(gradient_predivide_factor, operation)
     check_passes(backward_passes_per_step)
     if num_groups:
@@ -128,12 +128,12 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
             raise ValueError(f"num_groups={num_groups!r} must be 0, or the number of groups.")
         warnings.warn("num_groups= is deprecated; use groups=.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    names = checked_names(optimizer, named_parameters)
+    names = check_names(optimizer, named_parameters)
     over = None if process_set is global_process_set else process_set
-    size = ranks_of(over)  # raises before init(), while nothing has been changed
+    size = count_ranks(over)  # raises before init(), while nothing has been changed
     compression = choose_compression(compression, operation)
     options = Options(
-        compression, operation, gradient_predivide_factor, checked_groups(optimizer, groups), sparse_as_dense, over
+        compression, operation, gradient_predivide_factor, check_groups(optimizer, groups), sparse_as_dense, over
     )
     check_adasum(operation, size, "DistributedOptimizer")
 
@@ -141,12 +141,12 @@ def DistributedOptimizer(  # Horovod's name: a function that is used like a clas
     note_new_optimizer()
     distributed = _Distributed(options, backward_passes_per_step, None, [], names)
     if size > 1 or (over is None and context.settings().elastic):  # an elastic job may get more ranks
-        distributed.hooks = [optimizer.register_step_pre_hook(_before_step), _first_after_step(optimizer)]
+        distributed.hooks = [optimizer.register_step_pre_hook(_before_step), _register_after_step(optimizer)]
         if operation is ReduceOp.ADASUM:
             distributed.exchange = AdasumStep(optimizer, names, options)
         else:
             distributed.exchange = GradientExchange(optimizer, names, backward_passes_per_step, options)
-    optimizer.__class__ = wrapped_class(DistributedMethods, type(optimizer))  # type: ignore[assignment]  # which is a subclass of it
+    optimizer.__class__ = make_wrapped_class(DistributedMethods, type(optimizer))  # type: ignore[assignment]  # which is a subclass of it
     setattr(optimizer, _ATTRIBUTE, distributed)
     return optimizer
 
@@ -173,8 +173,8 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
         """Have ``step()`` take the gradients as they are in this context. Raises AssertionError with Adasum."""
         if self._distributed.options.op is ReduceOp.ADASUM:
             raise AssertionError(
-                f"{where('skip_synchronize')}: not supported with op=hvd.Adasum, which combines the ranks' updates "
-                "after the step."
+                f"{describe_call('skip_synchronize')}: not supported with op=hvd.Adasum, which combines the ranks' "
+                "updates after the step."
             )
         self._distributed.synchronization = Synchronization.SKIPPED
         try:
@@ -196,7 +196,7 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
             check_passes(passes)
         elif self._distributed.options.op is ReduceOp.SUM:
             raise ValueError(
-                f"{where('DistributedOptimizer')}: set_backward_passes_per_step(None) is not supported with "
+                f"{describe_call('DistributedOptimizer')}: set_backward_passes_per_step(None) is not supported with "
                 "op=hvd.Sum: a later pass would sum the earlier sums again. Use op=hvd.Average."
             )
         self._distributed.passes = passes or 1
@@ -276,12 +276,12 @@ class DistributedMethods(HorovodNames, torch.optim.Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Reduce it to an optimizer of the user's own class: a copy or a pickle belongs to no job."""
         added = {_ATTRIBUTE, TAKES_SCALE} if self._distributed.options.op is ReduceOp.ADASUM else {_ATTRIBUTE}
-        return reduced_to_user_class(self, added)
+        return reduce_to_user_class(self, added)
 
 
-def user_class_of(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+def find_user_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     """Return the class that the user made the optimizer with, wrapped or not."""
-    return wrapped_user_class(optimizer) if isinstance(optimizer, DistributedMethods) else type(optimizer)
+    return unwrap_class(optimizer) if isinstance(optimizer, DistributedMethods) else type(optimizer)
 
 
 def unwrap(optimizer: torch.optim.Optimizer) -> None:
@@ -292,7 +292,7 @@ def unwrap(optimizer: torch.optim.Optimizer) -> None:
             hook.remove()
         if distributed.exchange is not None:
             distributed.exchange.close()
-        optimizer.__class__ = wrapped_user_class(optimizer)  # type: ignore[assignment]  # which is what it was
+        optimizer.__class__ = unwrap_class(optimizer)  # type: ignore[assignment]  # which is what it was
         delattr(optimizer, _ATTRIBUTE)
 
 
@@ -304,7 +304,7 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
     assert exchange is not None
     if distributed.synchronization is Synchronization.CALLED:
         distributed.synchronization = Synchronization.BY_STEP
-        warn_of_second_exchange()
+        warn_about_second_exchange()
     exchange.before_step()
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if callable(closure):
@@ -319,7 +319,7 @@ def _before_step(optimizer: DistributedMethods, args: Any, kwargs: Any) -> tuple
     return None
 
 
-def _first_after_step(optimizer: torch.optim.Optimizer) -> Any:
+def _register_after_step(optimizer: torch.optim.Optimizer) -> Any:
     """Register `_after_step` before the hooks that there are: they see what the step has made in the end."""
     hooks = optimizer._optimizer_step_post_hooks
     others = dict(hooks)

@@ -10,7 +10,7 @@ from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.errors import MismatchError
 
 
-def order_of_first_rank(names: Sequence[Hashable], *, name: str, process_set: ProcessSet | None) -> list[int] | None:
+def find_first_rank_order(names: Sequence[Hashable], *, name: str, process_set: ProcessSet | None) -> list[int] | None:
     """Return the positions of this rank's names in the order that the first rank has them in. Collective.
 
     Args:

@@ -12,11 +12,11 @@ from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.errors import MismatchError
 from spark_estimator.torch.collectives.compressors import BucketCompression, wire_dtype
-from spark_estimator.torch.collectives.device import location_of_all
-from spark_estimator.torch.collectives.memory import described, element_type
+from spark_estimator.torch.collectives.device import find_common_location
+from spark_estimator.torch.collectives.memory import find_element_type, make_wire_tensor
 from spark_estimator.torch.optimizer.bucket import Options
-from spark_estimator.torch.optimizer.bucket_sizes import Gradient, description, plan
-from spark_estimator.torch.optimizer.order import order_of_first_rank
+from spark_estimator.torch.optimizer.bucket_sizes import Gradient, describe_plan, plan
+from spark_estimator.torch.optimizer.order import find_first_rank_order
 from spark_estimator.torch.optimizer.slot import Slot
 from spark_estimator.torch.optimizer.sparse_bucket import SparseBucket
 
@@ -155,7 +155,7 @@ class GradientPlan:
         """Put the parameters into the first rank's order, by their names. Return whether that was possible."""
         names = [slot.name for slot in self.slots]
         name = f"{self._name}.order"
-        order = order_of_first_rank(names, name=name, process_set=self._options.process_set)
+        order = find_first_rank_order(names, name=name, process_set=self._options.process_set)
         if order is not None:
             self.slots = [self.slots[position] for position in order]
             self._make({})
@@ -168,7 +168,7 @@ class GradientPlan:
             sparse_dims: position of a parameter whose gradients are sparse -> how many of its dimensions are.
         """
         params = [slot.param for slot in self.slots]
-        gradients = [self._planned(slot) for slot in self.slots]
+        gradients = [self._plan_gradient(slot) for slot in self.slots]
         dense = [position for position in range(len(params)) if position not in sparse_dims]
         groups = self._group_positions([params[position] for position in dense])
         planned = [
@@ -183,7 +183,7 @@ class GradientPlan:
             name = f"{self._name}.sparse.{position}"
             self.buckets.append(SparseBucket(name, self.slots[position], self._options, dims))
         self.bucket_of = {id(slot.param): bucket for bucket in self.buckets for slot in bucket.slots}
-        op, prescale, postscale = self._options.scaled_op()
+        op, prescale, postscale = self._options.scale_op()
         header = (
             f"{len(params)} parameters, {op.name.lower()}, scales {prescale} and {postscale}, "
             f"sparse gradients {'as dense ones' if self._options.sparse_as_dense else 'by their rows'}"
@@ -192,10 +192,10 @@ class GradientPlan:
             header += f", {self._passes} backward passes a step"
         if isinstance(self._options.compression, BucketCompression):
             header += f", {self._options.compression!r}"
-        self._description = description(gradients, [*planned, *([position] for position in sparse_dims)], header)
+        self._description = describe_plan(gradients, [*planned, *([position] for position in sparse_dims)], header)
 
-    def _planned(self, slot: Slot) -> Gradient:
-        element_type(slot.dtype)
+    def _plan_gradient(self, slot: Slot) -> Gradient:
+        find_element_type(slot.dtype)
         wire_type = wire_dtype(self._options.compression, slot.dtype)
         return Gradient(
             name=slot.name,
@@ -204,7 +204,7 @@ class GradientPlan:
             dtype=str(slot.dtype).removeprefix("torch."),
             wire_dtype="" if wire_type is None else str(wire_type).removeprefix("torch."),
             wire_bytes=slot.param.numel() * (slot.dtype if wire_type is None else wire_type).itemsize,
-            on_gpu=location_of_all([slot.param], self._options.process_set).on_gpu,
+            on_gpu=find_common_location([slot.param], self._options.process_set).on_gpu,
         )
 
     def _group_positions(self, params: Sequence[torch.Tensor]) -> int | list[list[int]] | None:
@@ -227,7 +227,7 @@ class GradientPlan:
         collectives.run(
             Op.ALLREDUCE,
             name,
-            [described(seen)],
+            [make_wire_tensor(seen)],
             reduce_op=ReduceOp.SUM,
             process_set=process_set,
             keep=seen,

@@ -17,7 +17,7 @@ import torch
 from spark_estimator._native import Op, ReduceOp
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.handle import Handle
-from spark_estimator.torch.collectives.memory import described
+from spark_estimator.torch.collectives.memory import make_wire_tensor
 from spark_estimator.torch.optimizer.bucket import Options
 from spark_estimator.torch.optimizer.plan import GradientPlan
 from spark_estimator.torch.optimizer.slot import Slot
@@ -99,6 +99,11 @@ class RemainderPlan(GradientPlan):
             ranks = torch.tensor([has_gradients], dtype=torch.int64)
             name, process_set = f"{self._name}.ranks", self._options.process_set
             handle = collectives.submit(
-                Op.ALLREDUCE, name, [described(ranks)], reduce_op=ReduceOp.SUM, process_set=process_set, keep=ranks
+                Op.ALLREDUCE,
+                name,
+                [make_wire_tensor(ranks)],
+                reduce_op=ReduceOp.SUM,
+                process_set=process_set,
+                keep=ranks,
             )
             self._answer = ranks, handle

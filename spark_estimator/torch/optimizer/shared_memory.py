@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._compile import _disable_dynamo
 
-from spark_estimator.torch.collectives.memory import is_alone, overlapping
+from spark_estimator.torch.collectives.memory import find_overlapping, is_alone
 from spark_estimator.torch.optimizer.slot import Slot
 
 
@@ -36,7 +36,7 @@ def note_gradients(
         return False
     keys = {id(slot.param) for slot in slots}
     others = [param.grad for param in other_params() if id(param) not in keys and param.grad is not None]
-    overlaps = overlapping([*present, *(gradient for gradient in others if gradient.layout is torch.strided)])
+    overlaps = find_overlapping([*present, *(gradient for gradient in others if gradient.layout is torch.strided)])
     for slot in slots:
         slot.overlapped = id(slot.before) in overlaps
         gradient = slot.before

@@ -74,7 +74,7 @@ class Slot:
     @property
     def order(self) -> tuple[int, ...]:
         """Return in which order the elements are sent; see `find_memory_order`."""
-        return memory_order(self.param.shape, self.strides)
+        return find_memory_order(self.param.shape, self.strides)
 
     def fits(self, gradient: torch.Tensor) -> bool:
         """Return whether a gradient has the form in which it is sent, except for the device, and shares no memory."""
@@ -82,26 +82,26 @@ class Slot:
             return False
         if gradient.is_neg():  # other bits in memory than its values
             return False
-        return gradient.stride() == self.strides or memory_order(gradient.shape, gradient.stride()) == self.order
+        return gradient.stride() == self.strides or find_memory_order(gradient.shape, gradient.stride()) == self.order
 
-    def densified(self, gradient: torch.Tensor) -> torch.Tensor:
+    def densify(self, gradient: torch.Tensor) -> torch.Tensor:
         """Return a sparse gradient as a dense one."""
         # As the user wishes, or because it is the first sparse one of a parameter that has been exchanged before.
         self.sparse_dims = gradient.sparse_dim()
         return gradient.to_dense()
 
-    def copied(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
+    def copy_gradient(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
         """Return a copy of the gradient, zeros without one, in the order in which its elements are sent."""
         gradient = self.gradient
         if gradient is None:
-            return self._wire(device, dtype).zero_()
+            return self._make_wire(device, dtype).zero_()
         if gradient.layout is not torch.strided:
-            gradient = self.densified(gradient)
+            gradient = self.densify(gradient)
             if gradient.dtype is dtype and gradient.device == torch.device(device) and self.fits(gradient):
                 return gradient
-        return self._wire(device, dtype).copy_(gradient.detach())
+        return self._make_wire(device, dtype).copy_(gradient.detach())
 
-    def _wire(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
+    def _make_wire(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
         # As the ranks have agreed, also where the parameter's strides have changed since.
         return torch.empty_strided(self.param.shape, self.strides, device=device, dtype=dtype)
 
@@ -121,6 +121,6 @@ class Slot:
             param.grad = gradient
 
 
-def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+def find_memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of the dimensions that are longer than 1: equal for tensors with one order of elements."""
     return tuple(stride for stride, length in zip(strides, shape, strict=True) if length > 1)

@@ -12,8 +12,8 @@ from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.handle import Handle
 from spark_estimator.errors import MismatchError
 from spark_estimator.torch.collectives.compressors import wire_dtype
-from spark_estimator.torch.collectives.device import gathered
-from spark_estimator.torch.collectives.memory import described
+from spark_estimator.torch.collectives.device import collect_rows
+from spark_estimator.torch.collectives.memory import make_wire_tensor
 from spark_estimator.torch.optimizer.bucket import Bucket, Options
 from spark_estimator.torch.optimizer.slot import Slot
 
@@ -39,20 +39,20 @@ class SparseBucket(Bucket):
     def _submit(self) -> Handle:
         slot = self.slots[0]
         gradient = slot.gradient = slot.param.grad
-        indices, rows = self._rows(gradient)
+        indices, rows = self._split_rows(gradient)
         flag = torch.tensor([gradient is not None], dtype=torch.uint8, device=self.location.device)
         sent = self._sent = (indices, rows, flag)
         self.bytes_given = sum(tensor.nbytes for tensor in sent)
         return collectives.submit(
             Op.ALLGATHER,
             self.name,
-            [described(tensor)._replace(output=0) for tensor in sent],
+            [make_wire_tensor(tensor)._replace(output=0) for tensor in sent],
             process_set=self._options.process_set,
             keep=sent,
             gpu=self._gpu,
         )
 
-    def _rows(self, gradient: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _split_rows(self, gradient: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the indices, [rows, sparse dimensions], and the values, [rows, *dense dimensions]."""
         slot, device = self.slots[0], self.location.device
         if gradient is None:
@@ -62,7 +62,7 @@ class SparseBucket(Bucket):
         if gradient.layout is not torch.sparse_coo or gradient.sparse_dim() != self._sparse_dims:
             gradient = gradient.to_dense().to_sparse(self._sparse_dims)
         gradient = gradient.detach().coalesce()  # rows that were touched several times are sent once
-        prescale = self._options.scaled_op()[1]
+        prescale = self._options.scale_op()[1]
         rows = gradient.values() if prescale == 1.0 else gradient.values() * prescale
         return gradient.indices().t().to(device).contiguous(), rows.to(device, self._wire_type).contiguous()
 
@@ -72,7 +72,7 @@ class SparseBucket(Bucket):
         row_shape = tuple(slot.param.shape[self._sparse_dims :])
         forms = [(torch.int64, (self._sparse_dims,)), (self._wire_type, row_shape), (torch.uint8, ())]
         try:
-            received = gathered(self._handle, self.location, self._gpu, self._sent, "DistributedOptimizer", forms)
+            received = collect_rows(self._handle, self.location, self._gpu, self._sent, "DistributedOptimizer", forms)
         except MismatchError as error:
             if "join()" not in str(error):
                 raise
@@ -84,7 +84,7 @@ class SparseBucket(Bucket):
         if not flags.any():
             return [slot]
         rows = rows.to(slot.param.dtype)
-        op, _, postscale = self._options.scaled_op()
+        op, _, postscale = self._options.scale_op()
         if op is ReduceOp.AVERAGE:
             postscale /= self._options.engine().size
         total = torch.sparse_coo_tensor(indices.t(), rows, tuple(slot.param.shape), check_invariants=False).coalesce()

@@ -47,7 +47,7 @@ class StepEvent(Enum):
     STEP = "The averages have been used or given up: the next step begins."
 
 
-def _table() -> dict[tuple[StepState, StepEvent], StepState]:
+def _make_table() -> dict[tuple[StepState, StepEvent], StepState]:
     idle, backward, suspended = StepState.IDLE, StepState.BACKWARD, StepState.SUSPENDED
     complete, averaged = StepState.COMPLETE, StepState.AVERAGED
     averaged_inside, stepped_inside = StepState.AVERAGED_INSIDE, StepState.STEPPED_INSIDE
@@ -100,7 +100,7 @@ def _table() -> dict[tuple[StepState, StepEvent], StepState]:
 
 
 #: All changes of state that there are: the state before, and what happened -> the state after.
-TRANSITIONS = _table()
+TRANSITIONS = _make_table()
 
 #: A pass is running whose end autograd will report.
 LISTENING = frozenset({StepState.BACKWARD, StepState.AVERAGED_INSIDE, StepState.STEPPED_INSIDE})
@@ -198,7 +198,7 @@ class StepProgress:
                 "may only reach parameters that no rank has reached in this step."
             )
 
-    def next_pass(self) -> PassKind:
+    def choose_pass_kind(self) -> PassKind:
         """Return the role of a pass that begins now in its step."""
         if self.accumulating:
             return PassKind.UNCOUNTED

@@ -21,7 +21,7 @@ from spark_estimator._native import Peer
 from spark_estimator.collectives.connections import connector
 from spark_estimator.collectives.connections.connection import CONTROL, DATA, Connection, RankGroup, tune
 from spark_estimator.collectives.connections.connector import Connections, Connector
-from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
+from spark_estimator.collectives.rendezvous import Rendezvous, make_local_rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, HorovodInternalError, PeerLostError, ShutDownError
 from spark_estimator.security.authentication import RefusedError, connect
@@ -40,7 +40,7 @@ def connectors(
     change: Callable[[Rendezvous], Rendezvous] = lambda rendezvous: rendezvous,
     make_segment: Callable[[int], int] = memory,
 ) -> Iterator[list[Connector]]:
-    job = local_rendezvous(n)
+    job = make_local_rendezvous(n)
     for _, endpoint in job:
         endpoint.tcp.detach()
         assert endpoint.local is not None
@@ -330,7 +330,7 @@ def test_a_rank_that_has_given_up_a_round_refuses_it() -> None:
 
 
 def test_a_descriptor_that_was_not_inherited_is_told() -> None:
-    rendezvous, endpoint = local_rendezvous(1)[0]
+    rendezvous, endpoint = make_local_rendezvous(1)[0]
     endpoint.close()
     with pytest.raises(HorovodInternalError, match="did not inherit its listening socket"):
         Connector(dataclasses.replace(rendezvous, listen_fd=999_999))
@@ -602,7 +602,7 @@ def test_whatever_fails_of_a_set_up_leaves_nothing_open(failing: str, monkeypatc
         if failing == "memfd":
             boards[2]._make_segment = fail
         else:
-            monkeypatch.setattr(connector, "peer_credentials", fail)
+            monkeypatch.setattr(connector, "get_peer_credentials", fail)
         with pytest.raises(OSError, match="too many"):
             boards[2].connect_all(1, PATIENT)
         for future in others:

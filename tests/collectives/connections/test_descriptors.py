@@ -24,8 +24,8 @@ def short_of_descriptors() -> Iterator[int]:
 
 
 def test_each_peer_needs_two_connections_and_a_segment() -> None:
-    assert descriptors.needed(1) > 0
-    assert descriptors.needed(5) - descriptors.needed(4) == 3
+    assert descriptors.count_for_ranks(1) > 0
+    assert descriptors.count_for_ranks(5) - descriptors.count_for_ranks(4) == 3
 
 
 @pytest.mark.parametrize(
@@ -43,20 +43,20 @@ def test_which_errors_mean_that_descriptors_are_used_up(error: Exception, used_u
 
 def test_enough_descriptors_and_none_stays_open() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    assert descriptors.shortage(10) == ""
+    assert descriptors.find_shortage(10) == ""
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_too_few_descriptors_are_reported_with_the_remedy(short_of_descriptors: int) -> None:
-    text = descriptors.shortage(1000)
+    text = descriptors.find_shortage(1000)
     assert f"its limit of {short_of_descriptors} (ulimit -n), and 1000 are needed" in text
     assert "Raise the limit" in text
-    assert descriptors.shortage(1) == ""
+    assert descriptors.find_shortage(1) == ""
 
 
 def test_enough_threads_and_none_is_left() -> None:
     before = threading.active_count()
-    assert descriptors.thread_shortage() == ""
+    assert descriptors.find_thread_shortage() == ""
     assert threading.active_count() == before
 
 
@@ -70,7 +70,7 @@ def test_too_few_threads_are_reported_with_the_remedy(monkeypatch: pytest.Monkey
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    text = descriptors.thread_shortage()
+    text = descriptors.find_thread_shortage()
     assert text.startswith("this process can start 2 more threads, and 4 are needed (can't start new thread).")
     assert "(ulimit -u)" in text and "SPARK_ESTIMATOR_WORKER_THREADS" in text
     assert not any(thread.is_alive() for thread in started)

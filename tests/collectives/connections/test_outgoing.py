@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from spark_estimator.collectives.connections.connection import CONTROL, DATA, Connection, RankGroup
-from spark_estimator.collectives.connections.outgoing import connect, data_connections
-from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, local_rendezvous
+from spark_estimator.collectives.connections.outgoing import connect, plan_data_connections
+from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, make_local_rendezvous
 from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError, PeerLostError
 from spark_estimator.security.encryption import Session
@@ -24,7 +24,7 @@ Job = list[tuple[Rendezvous, Endpoint]]
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    ranks = local_rendezvous(3)
+    ranks = make_local_rendezvous(3)
     yield ranks
     for _, endpoint in ranks:
         endpoint.close()
@@ -53,7 +53,7 @@ def dialled(job: Job, rank: int, *, seconds: float = 20, shared_memory: bool = T
     wanted = []
     for higher in range(rank + 1, 3):
         wanted.append(Connection(1, rank, higher, CONTROL))
-        wanted += data_connections(job[rank][0], 1, group, higher, settings)
+        wanted += plan_data_connections(job[rank][0], 1, group, higher, settings)
     connect(job[rank][0], group, wanted, TAG, settings, deadline, keep)
     return connections
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from spark_estimator.collectives.connections.plan import control_peers, is_overlay, needed_descriptors, neighbours
+from spark_estimator.collectives.connections.plan import (
+    count_descriptors,
+    find_control_peers,
+    find_neighbours,
+    is_overlay,
+)
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
 from spark_estimator.env import Settings
 
@@ -29,10 +34,10 @@ def rendezvous(peers: list[PeerFacts], rank: int) -> Rendezvous:
 
 
 def test_neighbours_are_at_distances_of_powers_of_two() -> None:
-    assert neighbours(0, 1) == []
-    assert neighbours(0, 2) == [1]
-    assert neighbours(3, 10) == [1, 2, 4, 5, 7, 9]
-    assert neighbours(0, 1024) == sorted({1 << k for k in range(10)} | {1024 - (1 << k) for k in range(10)})
+    assert find_neighbours(0, 1) == []
+    assert find_neighbours(0, 2) == [1]
+    assert find_neighbours(3, 10) == [1, 2, 4, 5, 7, 9]
+    assert find_neighbours(0, 1024) == sorted({1 << k for k in range(10)} | {1024 - (1 << k) for k in range(10)})
 
 
 @pytest.mark.parametrize("size", [2, 16])
@@ -41,7 +46,7 @@ def test_in_a_small_group_each_two_are_connected(size: int) -> None:
     assert not is_overlay(range(size), settings)
     for rank in range(size):
         others = [other for other in range(size) if other != rank]
-        assert control_peers(rendezvous(peers, rank), range(size), settings) == others
+        assert find_control_peers(rendezvous(peers, rank), range(size), settings) == others
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -49,7 +54,7 @@ def test_in_a_small_group_each_two_are_connected(size: int) -> None:
 def test_each_two_agree_whether_they_are_connected(ranks_per_host: int, interleaved: bool) -> None:
     peers, settings = job(68, ranks_per_host, interleaved=interleaved), Settings()
     group = [rank for rank in range(68) if rank % 3]  # a process set
-    connected = {rank: set(control_peers(rendezvous(peers, rank), group, settings)) for rank in group}
+    connected = {rank: set(find_control_peers(rendezvous(peers, rank), group, settings)) for rank in group}
     assert all(rank in connected[other] for rank in group for other in connected[rank])
 
 
@@ -58,7 +63,7 @@ def test_a_rank_of_1024_holds_at_most_64_sockets(ranks_per_host: int) -> None:
     """Also with the data connections of a ring and of recursive doubling over all ranks, the most that repeat."""
     peers, settings, size = job(1024, ranks_per_host), Settings(), 1024
     for rank in (0, 1, 7, 500, 1023):
-        control = control_peers(rendezvous(peers, rank), range(size), settings)
+        control = find_control_peers(rendezvous(peers, rank), range(size), settings)
         data = {rank ^ (1 << k) for k in range(10)} | {(rank + 1) % size, (rank - 1) % size}
         assert len(control) <= 19 + 19
         assert len(control) + len(data) <= 64
@@ -66,8 +71,8 @@ def test_a_rank_of_1024_holds_at_most_64_sockets(ranks_per_host: int) -> None:
 
 def test_descriptors_are_counted_for_what_is_connected() -> None:
     peers, settings = job(1024, 8), Settings()
-    overlay = needed_descriptors(rendezvous(peers, 500), range(1024), settings)
+    overlay = count_descriptors(rendezvous(peers, 500), range(1024), settings)
     assert 40 <= overlay <= 64
-    mesh = needed_descriptors(rendezvous(peers, 500), range(1024), Settings(mesh_ranks=1024))
+    mesh = count_descriptors(rendezvous(peers, 500), range(1024), Settings(mesh_ranks=1024))
     assert mesh == 3 * 1023 + 9
-    assert needed_descriptors(rendezvous(peers, 500), range(1024), Settings(connections=4)) > overlay
+    assert count_descriptors(rendezvous(peers, 500), range(1024), Settings(connections=4)) > overlay

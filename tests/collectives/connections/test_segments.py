@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from spark_estimator.collectives.connections import segments
-from spark_estimator.collectives.connections.plan import neighbours
-from spark_estimator.collectives.rendezvous import PeerFacts, local_rendezvous
+from spark_estimator.collectives.connections.plan import find_neighbours
+from spark_estimator.collectives.rendezvous import PeerFacts, make_local_rendezvous
 from spark_estimator.errors import PeerLostError
 
 
 @pytest.fixture
 def peers() -> list[PeerFacts]:
-    pairs = local_rendezvous(2)
+    pairs = make_local_rendezvous(2)
     for _, endpoint in pairs:
         endpoint.close()
     return list(pairs[0][0].peers)
@@ -97,13 +97,13 @@ def circle(
     size: int, mine: Sequence[int], seconds: float = 60, kinds: Callable[[int], bool] = lambda _rank: True
 ) -> list[list[int] | PeerLostError]:
     """[position] what each of some ranks gets, or its error; connected by Unix socket where `kinds` holds for both."""
-    pairs = local_rendezvous(size)
+    pairs = make_local_rendezvous(size)
     for _, endpoint in pairs:
         endpoint.close()
     facts = pairs[0][0].peers
     links: list[dict[int, tuple[PeerFacts, socket.socket]]] = [{} for _ in range(size)]
     for position in range(size):
-        for peer in neighbours(position, size):
+        for peer in find_neighbours(position, size):
             if peer > position:
                 ends = socket.socketpair() if kinds(position) and kinds(peer) else tcp_pair()
                 links[position][peer] = facts[peer], ends[0]

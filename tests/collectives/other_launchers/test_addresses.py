@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 
-from spark_estimator.collectives.other_launchers.addresses import listen, own_addresses
+from spark_estimator.collectives.other_launchers.addresses import find_own_addresses, listen
 
 
 def test_this_hosts_addresses_can_be_listened_at() -> None:
-    addresses = own_addresses()
+    addresses = find_own_addresses()
     assert addresses
     listeners = listen([addresses], [0])
     assert [listener.getsockname()[0] for listener in listeners] == addresses

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.other_launchers.files import FileBoard, host_folder, key_in, own_folder
+from spark_estimator.collectives.other_launchers.files import FileBoard, find_host_folder, make_own_folder, read_key
 from spark_estimator.errors import ForeignLauncherError
 from tests.other_user import as_another_user
 
@@ -162,7 +162,7 @@ def test_another_user_cannot_take_the_name_of_the_folder(shared_folder: Path, ki
     as_another_user(block)
     server, other = FileBoard(str(shared_folder), "job", None), FileBoard(str(shared_folder), "job", None)
     server.publish(PLACES)
-    assert other.find() is not None and own_folder(str(shared_folder)) == f"{first}-2"
+    assert other.find() is not None and make_own_folder(str(shared_folder)) == f"{first}-2"
     as_another_user(lambda: first.rmdir() if kind == "folder" else first.unlink())
     late = FileBoard(str(shared_folder), "job", None)
     assert late.find() == other.find() and not first.exists()
@@ -183,18 +183,18 @@ def test_the_host_folder_is_the_users_runtime_folder_where_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert host_folder() == str(tmp_path)
+    assert find_host_folder() == str(tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
-    assert host_folder() != str(tmp_path / "absent")
+    assert find_host_folder() != str(tmp_path / "absent")
 
 
 def test_a_users_key_is_in_a_file_that_others_cannot_read(tmp_path: Path) -> None:
     path = tmp_path / "job_key"
     with pytest.raises(ForeignLauncherError, match=r"job_key, which holds the key .* can't be read: No such file"):
-        key_in(str(path))
+        read_key(str(path))
     path.touch(0o600)
     path.write_text(f"{KEY.hex()}\n")
-    assert key_in(str(path)) == KEY.hex()
+    assert read_key(str(path)) == KEY.hex()
     path.chmod(0o640)
     with pytest.raises(ForeignLauncherError, match=r"other users can read or write .* mode 640\. Make another key"):
-        key_in(str(path))
+        read_key(str(path))

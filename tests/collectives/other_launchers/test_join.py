@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.other_launchers.join import _board, ranks_of, rendezvous
-from spark_estimator.collectives.other_launchers.launchers import foreign_job, launcher_variables
+from spark_estimator.collectives.other_launchers.join import _make_board, make_rendezvous, to_ranks
+from spark_estimator.collectives.other_launchers.launchers import find_foreign_job, list_launcher_variables
 from spark_estimator.env import Settings
 from spark_estimator.errors import ForeignLauncherError
 from tests.other_user import as_another_user
@@ -47,7 +47,7 @@ KEY = "0123456789abcdef" * 4
 
 def environment(**variables: str) -> dict[str, str]:
     """Without the variables that launchers around the tests may have set."""
-    names = launcher_variables()
+    names = list_launcher_variables()
     kept = {name: value for name, value in os.environ.items() if name not in names and not name.startswith(_PREFIXES)}
     return kept | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -183,9 +183,9 @@ def test_two_jobs_at_once_stay_apart(script: list[str]) -> None:
 
 
 def own_address() -> str:
-    from spark_estimator.collectives.other_launchers.addresses import own_addresses
+    from spark_estimator.collectives.other_launchers.addresses import find_own_addresses
 
-    address = own_addresses()[0]
+    address = find_own_addresses()[0]
     if address == "127.0.0.1":
         pytest.skip("this host has no other address than loopback's")
     return address
@@ -221,10 +221,10 @@ def test_a_key_in_a_file_makes_a_job_of_several_hosts(script: list[str], tmp_pat
 def test_a_key_that_the_launcher_sends_in_clear_is_warned_of(
     variables: dict[str, str], warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = foreign_job(variables | {"MASTER_ADDR": "10.0.0.1"})
+    job = find_foreign_job(variables | {"MASTER_ADDR": "10.0.0.1"})
     assert job is not None
     monkeypatch.setattr(logging.getLogger("spark_estimator"), "propagate", True)
-    _board(job, Settings(job_key=KEY), (0, 1))
+    _make_board(job, Settings(job_key=KEY), (0, 1))
     assert ("sends variables to other hosts without encryption" in caplog.text) == warns
 
 
@@ -342,7 +342,7 @@ def test_a_job_that_cannot_be_joined_names_what_to_use(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ForeignLauncherError) as caught:
-        rendezvous(Settings())
+        make_rendezvous(Settings())
     assert words in str(caught.value) and "`horovodrun -np 2 python train.py`" in str(caught.value)
 
 
@@ -427,10 +427,10 @@ def test_a_communicator_of_mpi4py_means_the_ranks_that_are_in_it(script: list[st
 
 
 def test_what_is_no_list_of_ranks_is_refused() -> None:
-    assert ranks_of(None) is None and ranks_of([]) is None and ranks_of(range(2)) == (0, 1)
+    assert to_ranks(None) is None and to_ranks([]) is None and to_ranks(range(2)) == (0, 1)
     for comm in (object(), "all", ["a"]):
         with pytest.raises(ValueError, match="pass a list of ranks, or a communicator of mpi4py"):
-            ranks_of(comm)
+            to_ranks(comm)
 
 
 def test_the_users_key_shows_nowhere() -> None:

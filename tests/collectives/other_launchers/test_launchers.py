@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.other_launchers.launchers import ForeignJob, foreign_job
+from spark_estimator.collectives.other_launchers.launchers import ForeignJob, find_foreign_job
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from spark_estimator.collectives.other_launchers.launchers import ForeignJob, fo
     ],
 )
 def test_each_launcher_is_recognised(environ: dict[str, str], expected: tuple[str, int, int]) -> None:
-    job = foreign_job(environ)
+    job = find_foreign_job(environ)
     assert job is not None and (job.launcher, job.size, job.rank) == expected
     assert job.joins
 
@@ -46,7 +46,7 @@ def test_each_launcher_is_recognised(environ: dict[str, str], expected: tuple[st
     ],
 )
 def test_some_launchers_are_known_as_those_whose_jobs_cannot_be_joined(environ: dict[str, str], launcher: str) -> None:
-    job = foreign_job(environ)
+    job = find_foreign_job(environ)
     assert job is not None and job.launcher == launcher and not job.joins
 
 
@@ -69,7 +69,7 @@ def test_some_launchers_are_known_as_those_whose_jobs_cannot_be_joined(environ: 
     ],
 )
 def test_a_single_process_is_no_job_of_another_launcher(environ: dict[str, str]) -> None:
-    assert foreign_job(environ) is None
+    assert find_foreign_job(environ) is None
 
 
 def test_a_process_is_described_by_number_size_and_variable() -> None:
@@ -99,13 +99,13 @@ TORCHRUN |= {"MASTER_ADDR": "host1", "MASTER_PORT": "29500"}
     ],
 )
 def test_one_host_is_known_by_the_launchers_own_count(environ: dict[str, str], one_host: bool) -> None:
-    job = foreign_job(environ)
+    job = find_foreign_job(environ)
     assert job is not None and job.one_host == one_host
 
 
 def test_ranks_of_a_job_have_one_identity_and_a_restart_has_another() -> None:
-    first, second = foreign_job(TORCHRUN), foreign_job(TORCHRUN | {"RANK": "3", "LOCAL_RANK": "1"})
-    restarted = foreign_job(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    first, second = find_foreign_job(TORCHRUN), find_foreign_job(TORCHRUN | {"RANK": "3", "LOCAL_RANK": "1"})
+    restarted = find_foreign_job(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"})
     assert first is not None and second is not None and restarted is not None
     assert first.identity and first.identity == second.identity != restarted.identity
     assert first.master == "host1"
@@ -113,8 +113,8 @@ def test_ranks_of_a_job_have_one_identity_and_a_restart_has_another() -> None:
 
 
 def test_on_one_host_the_process_that_started_the_ranks_identifies_their_job() -> None:
-    here = foreign_job({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2"})
-    several = foreign_job({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"})
+    here = find_foreign_job({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2"})
+    several = find_foreign_job({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"})
     assert here is not None and f" {os.getppid()}@" in here.identity
     assert several is not None and several.identity == ""
 
@@ -124,8 +124,8 @@ def test_the_port_of_mpiexec_identifies_a_job_of_several_hosts(tmp_path: Path) -
     proxy = tmp_path / "hydra_pmi_proxy"
     proxy.symlink_to(shutil.which("bash") or "")
     show = (
-        "from spark_estimator.collectives.other_launchers.launchers import foreign_job\n"
-        "print(foreign_job({'PMI_SIZE': '2', 'PMI_RANK': '0', 'MPI_LOCALNRANKS': '1'}).identity)"
+        "from spark_estimator.collectives.other_launchers.launchers import find_foreign_job\n"
+        "print(find_foreign_job({'PMI_SIZE': '2', 'PMI_RANK': '0', 'MPI_LOCALNRANKS': '1'}).identity)"
     )
     rank = f"sh -c '{sys.executable} -c \"$SHOW\"; true'; true"
     command = [proxy, "-c", rank, "x", "--control-port", "node1:4711", "--proxy-id", "1"]
@@ -151,12 +151,12 @@ def test_the_port_of_mpiexec_identifies_a_job_of_several_hosts(tmp_path: Path) -
     ],
 )
 def test_variables_that_contradict_each_other_are_named(environ: dict[str, str], problem: str) -> None:
-    job = foreign_job(environ)
+    job = find_foreign_job(environ)
     assert job is not None and problem in job.contradiction and bool(problem) == bool(job.contradiction)
 
 
 @pytest.mark.parametrize(("node", "size"), [("0", 2), ("1", 2), ("2", 1), ("3", None)])
 def test_slurms_list_of_tasks_gives_those_of_this_node(node: str, size: int | None) -> None:
     step = {"SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "0", "SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": node}
-    job = foreign_job(step | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1"})
+    job = find_foreign_job(step | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1"})
     assert job is not None and job.local_size == size and not job.one_host

@@ -27,10 +27,10 @@ sys.exit(status)
 """
 CHECKER = """
 import time
-from spark_estimator.collectives.other_launchers.launchers import foreign_job
+from spark_estimator.collectives.other_launchers.launchers import find_foreign_job
 from spark_estimator.collectives.other_launchers import local_processes as module
 module._CERTAIN_SECONDS = 0.5
-processes = module.LocalProcesses(foreign_job())
+processes = module.LocalProcesses(find_foreign_job())
 end = time.monotonic() + 1
 try:
     while time.monotonic() < end:

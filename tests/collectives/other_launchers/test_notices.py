@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from spark_estimator.collectives.other_launchers.notices import AgreedBoard, file_name, first_key
+from spark_estimator.collectives.other_launchers.notices import AgreedBoard, derive_key, make_file_name
 
 SECRET = "0123456789abcdef" * 4
 
 
 def test_each_job_gets_a_key_of_its_own_from_the_users() -> None:
-    keys = {first_key(SECRET, "a"), first_key(SECRET, "b"), first_key(SECRET[::-1], "a")}
+    keys = {derive_key(SECRET, "a"), derive_key(SECRET, "b"), derive_key(SECRET[::-1], "a")}
     assert len(keys) == 3 and {len(key) for key in keys} == {32}
-    assert first_key(SECRET, "a") in keys
+    assert derive_key(SECRET, "a") in keys
 
 
 def test_a_key_that_can_be_guessed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"has 31 characters, and needs at least 32.*openssl rand -hex 32"):
-        first_key("x" * 31, "a")
+        derive_key("x" * 31, "a")
 
 
 def test_the_ports_follow_from_the_key_and_are_below_those_of_connections() -> None:
@@ -35,5 +35,5 @@ def test_a_master_whose_name_is_not_known_yet_is_no_notice_yet() -> None:
 
 
 def test_a_files_name_tells_nothing() -> None:
-    assert file_name("torchrun none 0") != file_name("torchrun none 1")
-    assert file_name("a/../b").isalnum()
+    assert make_file_name("torchrun none 0") != make_file_name("torchrun none 1")
+    assert make_file_name("a/../b").isalnum()

@@ -23,12 +23,12 @@ def test_a_rank_is_locked_by_one_process_until_it_ends(tmp_path: Path) -> None:
     with other:
         assert other.stdout is not None and other.stdout.readline() == "True\n"
         here, another_job = RankLocks(str(tmp_path), "job"), RankLocks(str(tmp_path), "job 2")
-        assert not here.acquire(1) and here.holder(1) == other.pid
-        assert here.acquire(0) and here.holder(0) == 0
+        assert not here.acquire(1) and here.find_holder(1) == other.pid
+        assert here.acquire(0) and here.find_holder(0) == 0
         assert another_job.acquire(1)
         other.kill()
         other.wait()
-        assert here.holder(1) == 0 and here.acquire(1) and here.acquire(1)
+        assert here.find_holder(1) == 0 and here.acquire(1) and here.acquire(1)
     here.release()
     here.release()
     assert here.acquire(1), "without the file there is nothing that could be locked twice"
@@ -37,4 +37,4 @@ def test_a_rank_is_locked_by_one_process_until_it_ends(tmp_path: Path) -> None:
 def test_without_a_folder_nothing_is_locked(tmp_path: Path) -> None:
     for folder in (None, str(tmp_path / "missing")):
         locks = RankLocks(folder, "job")
-        assert locks.acquire(0) and locks.holder(0) == 0
+        assert locks.acquire(0) and locks.find_holder(0) == 0

@@ -25,7 +25,7 @@ class Others(RankLocks):
     def acquire(self, rank: int) -> bool:
         return rank not in self.processes
 
-    def holder(self, rank: int) -> int:
+    def find_holder(self, rank: int) -> int:
         return self.processes.get(rank, 0)
 
 
@@ -46,23 +46,23 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_can_never_join_raises(tmp_path: Path, processes: dict[int, int], text: str) -> None:
     watch = Watch(RANK_1, Others(tmp_path, processes), 0, whole=True)
     watch.check()
-    watch.unanswered(noticed=False)  # seen once: it may be about to end
+    watch.check_unanswered(noticed=False)  # seen once: it may be about to end
     with pytest.raises(ForeignLauncherError, match=text):
-        watch.unanswered(noticed=False)
+        watch.check_unanswered(noticed=False)
 
 
 def test_a_rank_0_with_a_notice_may_be_slow(tmp_path: Path) -> None:
     watch = Watch(RANK_1, Others(tmp_path, {0: 9}), 0, whole=True)
     for _ in range(3):
-        watch.unanswered(noticed=True)
+        watch.check_unanswered(noticed=True)
 
 
 def test_a_process_that_ends_in_time_changes_nothing(tmp_path: Path) -> None:
     others = Others(tmp_path, {1: 7})
     watch = Watch(RANK_1, others, 0, whole=True)
-    watch.unanswered(noticed=False)
+    watch.check_unanswered(noticed=False)
     others.processes = {1: 70}
-    watch.unanswered(noticed=False)
+    watch.check_unanswered(noticed=False)
     others.processes = {}
-    watch.unanswered(noticed=False)
-    watch.unanswered(noticed=False)
+    watch.check_unanswered(noticed=False)
+    watch.check_unanswered(noticed=False)

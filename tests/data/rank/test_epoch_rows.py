@@ -17,14 +17,14 @@ class Counted(EpochRows):
         self.counts = counts
         self.rank = rank
 
-    def batches(
+    def read_batches(
         self, batch_size: int, most_steps: int | None = None, order: tuple[int, int] | None = None, first: int = 0
     ) -> Iterator[Batch]:
-        plan = self.plan(batch_size, most_steps)
+        plan = self.make_plan(batch_size, most_steps)
         for step in range(first, plan.steps):
-            start, stop = plan.bounds(self.rank, step)
+            start, stop = plan.get_bounds(self.rank, step)
             rows = numpy.arange(start, max(stop, start + 1))[:, None]
-            yield Batch((rows,), (stop - start) * len(self.counts) / plan.total(step), stop - start)
+            yield Batch((rows,), (stop - start) * len(self.counts) / plan.count_total(step), stop - start)
 
 
 @pytest.mark.parametrize("counts", [(), (0,), (1,), (3, 2), (5, 4, 4), (1, 0, 0)])
@@ -33,19 +33,19 @@ def test_the_plan_has_as_many_steps_for_all_ranks(
     counts: tuple[int, ...], batch_size: int, most_steps: int | None
 ) -> None:
     rows = Counted(counts, 0)
-    plan = rows.plan(batch_size, most_steps)
+    plan = rows.make_plan(batch_size, most_steps)
     assert rows.total == sum(counts)
     assert plan.steps == min(-(-max(counts, default=0) // batch_size), 10**9 if most_steps is None else most_steps)
-    assert plan.done(plan.steps) == sum(plan.total(step) for step in range(plan.steps))
+    assert plan.count_done(plan.steps) == sum(plan.count_total(step) for step in range(plan.steps))
     if most_steps is None:
-        assert plan.done(plan.steps) == rows.total
-    batches = [list(Counted(counts, rank).batches(batch_size, most_steps)) for rank in range(len(counts))]
+        assert plan.count_done(plan.steps) == rows.total
+    batches = [list(Counted(counts, rank).read_batches(batch_size, most_steps)) for rank in range(len(counts))]
     assert {len(of_rank) for of_rank in batches} <= {plan.steps}
 
 
 def test_factors_make_the_average_of_the_ranks_the_mean_over_all_rows() -> None:
     counts = (5, 4, 2)
-    ranks = [list(Counted(counts, rank).batches(2)) for rank in range(3)]
+    ranks = [list(Counted(counts, rank).read_batches(2)) for rank in range(3)]
     assert [[batch.rows for batch in of_rank] for of_rank in ranks] == [[2, 2, 1], [2, 1, 1], [1, 1, 0]]
     for step in zip(*ranks, strict=True):
         rows = sum(batch.rows for batch in step)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from spark_estimator.data.rank import free_memory as module
-from spark_estimator.data.rank.free_memory import free_memory
+from spark_estimator.data.rank.free_memory import get_free_memory
 
 
 def test_the_host_s_memory_is_the_most() -> None:
     total = int(Path("/proc/meminfo").read_text(encoding="ascii").split()[1]) * 1024
-    assert 0 < free_memory() <= total
+    assert 0 < get_free_memory() <= total
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_the_tightest_group_is_the_limit(
     inner.mkdir(parents=True)
     (inner / limit).write_text("max\n" if not stat else f"{(1 << 63) - 4096}\n")
     (inner / used).write_text("700\n")
-    assert free_memory() == 9 * 1024
+    assert get_free_memory() == 9 * 1024
     outer = inner.parent
     (outer / limit).write_text("1000\n")
     (outer / used).write_text("950\n")
-    assert free_memory() == 50
+    assert get_free_memory() == 50
     (outer / "memory.stat").write_text(f"cache 300\n{stat}inactive_file 20\n{stat}active_file 3\nshmem 200\n")
-    assert free_memory() == 73
+    assert get_free_memory() == 73

@@ -27,7 +27,7 @@ def test_batches_have_the_fields_in_the_order_of_the_rows() -> None:
     (content,) = kept.encode(batch)
     rows = RankRows(([content],), numpy.array([4, 0, 1]), (3,))
     made = FunctionRows(rows, kept)
-    assert (made.total, made.plan(2).steps) == (3, 2)
-    first, second = made.batches(2)
+    assert (made.total, made.make_plan(2).steps) == (3, 2)
+    first, second = made.read_batches(2)
     assert first.matrices[0].tolist() == [[40.0, 41.0], [0.0, 1.0]] and first.matrices[1].tolist() == [[40], [0]]
     assert second.matrices[1].tolist() == [[10]] and second.rows == 1

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from spark_estimator.collectives import context
-from spark_estimator.data.rank.rank_rows import RankRows, balanced, ordered_by_value
+from spark_estimator.data.rank.rank_rows import RankRows, balance, sort_by_value
 
 
 @dataclass
@@ -40,7 +40,9 @@ def some(count: int) -> list[Any]:
 
 def read(rows: RankRows) -> list[bytes]:
     return [
-        b"".join(matrix.tobytes() for matrix in batch.matrices) for batch in rows.batches(7, order=(5, 1)) if batch.rows
+        b"".join(matrix.tobytes() for matrix in batch.matrices)
+        for batch in rows.read_batches(7, order=(5, 1))
+        if batch.rows
     ]
 
 
@@ -48,20 +50,20 @@ def test_rows_are_read_in_the_same_order_however_they_have_come() -> None:
     first = some(20_011)  # of several blocks
     mixed = numpy.random.default_rng(4).permutation(len(first[0]))
     other = [matrix[mixed] for matrix in first]
-    ones, others = (balanced(Rows(matrices), "test", by_value=True) for matrices in (first, other))  # type: ignore[arg-type]
-    assert ones.checksum() == others.checksum() and ones.spread() == others.spread()
+    ones, others = (balance(Rows(matrices), "test", by_value=True) for matrices in (first, other))  # type: ignore[arg-type]
+    assert ones.compute_checksums() == others.compute_checksums() and ones.compute_spread() == others.compute_spread()
     assert read(ones) == read(others)
     parts = [rows.split(0.3, 9) for rows in (ones, others)]
     for first_part, other_part in zip(*parts, strict=True):
         assert read(first_part) == read(other_part)
         assert first_part.spread() == other_part.spread()
-    as_they_lie = balanced(Rows(other), "test")  # type: ignore[arg-type]
-    assert as_they_lie.checksum() == ones.checksum()
-    assert as_they_lie.spread() != ones.spread() and read(as_they_lie) != read(ones)
+    as_they_lie = balance(Rows(other), "test")  # type: ignore[arg-type]
+    assert as_they_lie.compute_checksums() == ones.compute_checksums()
+    assert as_they_lie.compute_spread() != ones.compute_spread() and read(as_they_lie) != read(ones)
 
 
 def test_an_order_by_value_has_each_row_once() -> None:
     for count in (1, 2, 500):
-        assert sorted(ordered_by_value(some(count)).tolist()) == list(range(count))
+        assert sorted(sort_by_value(some(count)).tolist()) == list(range(count))
     alike = [numpy.zeros((40, 2)), numpy.ones((40, 1), numpy.int64)]
-    assert sorted(ordered_by_value(alike).tolist()) == list(range(40))
+    assert sorted(sort_by_value(alike).tolist()) == list(range(40))

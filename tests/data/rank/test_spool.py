@@ -74,7 +74,7 @@ def test_rows_in_memory_touch_no_disk() -> None:
     writer = SpoolWriter(LABELS, IN_MEMORY)
     writer.append(batch(c0=[1, 2]))
     assert os.readlink(f"/proc/self/fd/{writer.descriptors[0]}").startswith("/memfd:")
-    assert writer.spool().matrices[0].ravel().tolist() == [1, 2]
+    assert writer.to_spool().matrices[0].ravel().tolist() == [1, 2]
     train, _ = through(SpoolFeed(LABELS), iter([batch(c0=[3])]), IN_MEMORY)
     assert train.matrices[0].ravel().tolist() == [3]
 
@@ -82,7 +82,7 @@ def test_rows_in_memory_touch_no_disk() -> None:
 def test_memory_that_is_full_is_named_before_the_kernel_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = SpoolWriter(LABELS, IN_MEMORY)
     writer.append(batch(c0=[1]))
-    monkeypatch.setattr(spool, "free_memory", lambda: (512 << 20) + 15)
+    monkeypatch.setattr(spool, "get_free_memory", lambda: (512 << 20) + 15)
     writer.append(batch(c0=[2]))
     words = (
         r"no memory on host .* is left after 2 rows \(16 bytes\) of this rank: 536870927 bytes are free.*encrypted disk"
@@ -199,4 +199,4 @@ def test_a_large_spool_is_mapped_not_held(tmp_path: Path) -> None:
     for piece in numpy.array_split(values, 7):
         lists = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(piece.ravel()), 1000)
         writer.append(pyarrow.RecordBatch.from_arrays([lists], names=["c0"]))
-    assert numpy.array_equal(writer.spool().matrices[0], values)
+    assert numpy.array_equal(writer.to_spool().matrices[0], values)

@@ -45,50 +45,50 @@ def numbers(result: Iterator[tuple[Array, ...]] | None) -> list[list[int]]:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskCache:
     monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path))
-    return DiskCache.of(RANGES, FIELDS, 12 * 17)
+    return DiskCache.from_ranges(RANGES, FIELDS, 12 * 17)
 
 
 @pytest.mark.parametrize(("rows_of_room", "held"), [(0, 0), (3, 3), (4, 4), (6, 4), (7, 7), (16, 14), (17, 17)])
 def test_the_first_ranges_that_fit_have_room(rows_of_room: int, held: int) -> None:
-    assert DiskCache.of(RANGES, FIELDS, 12 * rows_of_room + 11).rows == held
+    assert DiskCache.from_ranges(RANGES, FIELDS, 12 * rows_of_room + 11).rows == held
 
 
 def test_ranges_come_back_once_they_are_whole(cache: DiskCache, tmp_path: Path) -> None:
-    assert cache.kept(0, 0, 4, 2) is None
-    assert numbers(cache.keeping(1, batches(100, 110, 4))) == [
+    assert cache.read(0, 0, 4, 2) is None
+    assert numbers(cache.keep(1, batches(100, 110, 4))) == [
         [100, 101, 102, 103],
         [104, 105, 106, 107],
         [108, 109],
     ]
-    assert cache.kept(0, 0, 4, 2) is None, "the other range is not there yet"
-    assert numbers(cache.keeping(0, batches(0, 4, 3))) == [[0, 1, 2], [3]]
-    assert numbers(cache.kept(0, 0, 4, 3)) == [[0, 1, 2], [3]]
-    assert numbers(cache.kept(1, 3, 5, 2)) == [[103, 104], [105, 106], [107]]
-    assert numbers(cache.kept(1, 9, 0, 2)) == []
-    assert cache.kept(7, 0, 1, 1) is None, "a range without room"
+    assert cache.read(0, 0, 4, 2) is None, "the other range is not there yet"
+    assert numbers(cache.keep(0, batches(0, 4, 3))) == [[0, 1, 2], [3]]
+    assert numbers(cache.read(0, 0, 4, 3)) == [[0, 1, 2], [3]]
+    assert numbers(cache.read(1, 3, 5, 2)) == [[103, 104], [105, 106], [107]]
+    assert numbers(cache.read(1, 9, 0, 2)) == []
+    assert cache.read(7, 0, 1, 1) is None, "a range without room"
     assert not list(tmp_path.iterdir()), "files without names"
 
 
 def test_two_ranges_are_written_side_by_side(cache: DiskCache) -> None:
-    first, second = cache.keeping(0, batches(0, 4, 1)), cache.keeping(2, batches(20, 23, 1))
+    first, second = cache.keep(0, batches(0, 4, 1)), cache.keep(2, batches(20, 23, 1))
     for _ in range(3):
         next(first), next(second)
-    assert list(second) == [] and cache.kept(0, 0, 1, 1) is None
+    assert list(second) == [] and cache.read(0, 0, 1, 1) is None
     assert numbers(first) == [[3]]
-    assert numbers(cache.kept(0, 0, 4, 9)) == [[0, 1, 2, 3]]
-    assert numbers(cache.kept(2, 0, 3, 9)) == [[20, 21, 22]]
+    assert numbers(cache.read(0, 0, 4, 9)) == [[0, 1, 2, 3]]
+    assert numbers(cache.read(2, 0, 3, 9)) == [[20, 21, 22]]
 
 
 def test_a_range_that_was_read_in_part_is_written_again(cache: DiskCache) -> None:
-    partial = cache.keeping(0, batches(0, 4, 1))
+    partial = cache.keep(0, batches(0, 4, 1))
     next(partial)
-    again = cache.keeping(0, batches(0, 4, 2))
+    again = cache.keep(0, batches(0, 4, 2))
     assert numbers(again) == [[0, 1], [2, 3]], "another reader of the same range does not write"
-    assert cache.kept(0, 0, 4, 4) is None
+    assert cache.read(0, 0, 4, 4) is None
     partial.close()  # type: ignore[attr-defined]
-    assert cache.kept(0, 0, 4, 4) is None
-    list(cache.keeping(0, batches(0, 4, 3)))
-    assert numbers(cache.kept(0, 0, 4, 4)) == [[0, 1, 2, 3]]
+    assert cache.read(0, 0, 4, 4) is None
+    list(cache.keep(0, batches(0, 4, 3)))
+    assert numbers(cache.read(0, 0, 4, 4)) == [[0, 1, 2, 3]]
 
 
 def test_an_error_of_the_reader_leaves_the_range_uncached(cache: DiskCache) -> None:
@@ -97,10 +97,10 @@ def test_an_error_of_the_reader_leaves_the_range_uncached(cache: DiskCache) -> N
         raise ValueError("broken file")
 
     with pytest.raises(ValueError, match="broken file"):
-        list(cache.keeping(0, failing()))
-    assert cache.kept(0, 0, 4, 4) is None
-    list(cache.keeping(0, batches(0, 4, 3)))
-    assert numbers(cache.kept(0, 0, 4, 4)) == [[0, 1, 2, 3]]
+        list(cache.keep(0, failing()))
+    assert cache.read(0, 0, 4, 4) is None
+    list(cache.keep(0, batches(0, 4, 3)))
+    assert numbers(cache.read(0, 0, 4, 4)) == [[0, 1, 2, 3]]
 
 
 @pytest.fixture
@@ -117,11 +117,11 @@ def test_a_folder_that_is_gone_costs_speed_and_no_error(
     folder = tmp_path / "spool"
     folder.mkdir()
     monkeypatch.setenv(SPOOL_VARIABLE, str(folder))
-    cache = DiskCache.of(RANGES, FIELDS, 12 * 17)
+    cache = DiskCache.from_ranges(RANGES, FIELDS, 12 * 17)
     os.rmdir(folder)
     for _ in range(2):
-        assert numbers(cache.keeping(0, batches(0, 4, 2))) == [[0, 1], [2, 3]]
-        assert cache.kept(0, 0, 4, 4) is None
+        assert numbers(cache.keep(0, batches(0, 4, 2))) == [[0, 1], [2, 3]]
+        assert cache.read(0, 0, 4, 4) is None
     (warning,) = {record.getMessage() for record in lines.records}
     assert warning.startswith(f"rows cannot be kept in {folder} (") and "read from their files in each epoch" in warning
 
@@ -130,12 +130,12 @@ def test_memory_that_is_full_costs_speed_and_no_error(
     monkeypatch: pytest.MonkeyPatch, lines: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(SPOOL_VARIABLE, IN_MEMORY)
-    cache = DiskCache.of(RANGES, FIELDS, 12 * 17)
-    assert numbers(cache.keeping(0, batches(0, 4, 2))) == [[0, 1], [2, 3]]
-    kept = cache.kept(0, 0, 4, 4)
+    cache = DiskCache.from_ranges(RANGES, FIELDS, 12 * 17)
+    assert numbers(cache.keep(0, batches(0, 4, 2))) == [[0, 1], [2, 3]]
+    kept = cache.read(0, 0, 4, 4)
     assert kept is not None and numbers(kept) == [[0, 1, 2, 3]]
-    monkeypatch.setattr(spool, "free_memory", lambda: 0)
-    assert numbers(cache.keeping(1, batches(4, 7, 3))) == [[4, 5, 6]]
+    monkeypatch.setattr(spool, "get_free_memory", lambda: 0)
+    assert numbers(cache.keep(1, batches(4, 7, 3))) == [[4, 5, 6]]
     (warning,) = {record.getMessage() for record in lines.records}
     assert warning.startswith("rows cannot be kept in memory (") and "0 bytes are free" in warning
 
@@ -143,5 +143,5 @@ def test_memory_that_is_full_costs_speed_and_no_error(
 def test_a_configured_folder_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SPOOL_VARIABLE, "/nowhere")
     with pytest.raises(DataError, match="SPARK_ESTIMATOR_SPOOL_FOLDER='/nowhere' is no folder on host"):
-        DiskCache.of(RANGES, FIELDS, 12 * 17)
-    assert DiskCache.of(RANGES, FIELDS, 0).rows == 0, "nothing is kept there"
+        DiskCache.from_ranges(RANGES, FIELDS, 12 * 17)
+    assert DiskCache.from_ranges(RANGES, FIELDS, 0).rows == 0, "nothing is kept there"

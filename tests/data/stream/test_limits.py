@@ -14,9 +14,9 @@ IMAGE = Field(("image",), ("c0",), (3 << 20,), "uint8", (1024, 1024, 3))
 
 
 def test_limits_of_two_parameters() -> None:
-    assert RowLimits.of(None, None) is None
-    assert RowLimits.of(0, None) == RowLimits(0, BUFFER_BYTES)
-    limits = RowLimits.of(7, 1)
+    assert RowLimits.from_parameters(None, None) is None
+    assert RowLimits.from_parameters(0, None) == RowLimits(0, BUFFER_BYTES)
+    limits = RowLimits.from_parameters(7, 1)
     assert limits == RowLimits(7, 1) and pickle.loads(pickle.dumps(limits)) == limits
 
 
@@ -30,7 +30,7 @@ def test_limits_of_two_parameters() -> None:
 )
 def test_limits_that_are_refused(cache_bytes: int | None, buffer_bytes: int | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RowLimits.of(cache_bytes, buffer_bytes)
+        RowLimits.from_parameters(cache_bytes, buffer_bytes)
 
 
 @pytest.mark.parametrize("fields", [[], [SCALAR], [SCALAR, SCALAR], [IMAGE]])
@@ -39,7 +39,7 @@ def test_limits_that_are_refused(cache_bytes: int | None, buffer_bytes: int | No
 def test_each_size_is_at_least_one_and_the_windows_fit_into_the_memory(
     fields: list[Field], buffer_bytes: int, columns: int
 ) -> None:
-    buffers = Buffers.of(buffer_bytes, fields, columns)
+    buffers = Buffers.from_limit(buffer_bytes, fields, columns)
     mixing = buffers.mixing
     assert 1 <= mixing.streams <= min(8, mixing.window_rows)
     assert buffers.decoded_rows >= 1 and buffers.column_bytes >= 1 << 14
@@ -52,15 +52,15 @@ def test_each_size_is_at_least_one_and_the_windows_fit_into_the_memory(
 
 
 def test_more_memory_reads_more_row_groups_side_by_side() -> None:
-    small, large = (Buffers.of(size, [SCALAR], 4) for size in (1 << 20, 1 << 30))
+    small, large = (Buffers.from_limit(size, [SCALAR], 4) for size in (1 << 20, 1 << 30))
     assert (small.mixing.streams, large.mixing.streams) == (1, 8)
     assert small.mixing.window_rows < large.mixing.window_rows
-    assert Buffers.of(1 << 30, [SCALAR], 1000).mixing.streams == 1, "a wide table has a page for each column"
+    assert Buffers.from_limit(1 << 30, [SCALAR], 1000).mixing.streams == 1, "a wide table has a page for each column"
 
 
 def test_a_share_of_few_rows_makes_several_windows() -> None:
-    buffers = Buffers(Mixing.of(1000, 4), 50, 1 << 16)
-    assert buffers.for_share(1_000_000) == buffers
-    assert buffers.for_share(160).mixing == Mixing(10, 4, 1)
-    assert buffers.for_share(17).mixing == Mixing(2, 2, 1)
-    assert buffers.for_share(1).mixing == buffers.for_share(0).mixing == Mixing(1, 1, 1)
+    buffers = Buffers(Mixing.from_window(1000, 4), 50, 1 << 16)
+    assert buffers.fit_to_share(1_000_000) == buffers
+    assert buffers.fit_to_share(160).mixing == Mixing(10, 4, 1)
+    assert buffers.fit_to_share(17).mixing == Mixing(2, 2, 1)
+    assert buffers.fit_to_share(1).mixing == buffers.fit_to_share(0).mixing == Mixing(1, 1, 1)

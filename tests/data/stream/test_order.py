@@ -9,7 +9,7 @@ import pytest
 
 from spark_estimator.data.rank import shares
 from spark_estimator.data.stream.limits import Mixing
-from spark_estimator.data.stream.order import Order, StreamLeg, left_after, windows
+from spark_estimator.data.stream.order import Order, StreamLeg, find_remaining, make_windows
 
 PIECES = [7, 1, 30, 4, 4, 12, 9, 1, 1, 20]
 
@@ -19,10 +19,10 @@ def rows_read(counts: list[int], ranks: int, mixing: Mixing, order: Order) -> li
     result = []
     for rank in range(ranks):
         rows: list[tuple[int, int]] = []
-        for window in windows(shares.ranges(counts, ranks, rank), mixing, order, rank):
+        for window in make_windows(shares.divide_ranges(counts, ranks, rank), mixing, order, rank):
             assert 0 < window.rows <= mixing.window_rows and window.start == len(rows)
             stored = [(part.piece, part.start + row) for _, part in window.parts for row in range(part.rows)]
-            rows += [stored[number] for number in window.order(order, rank)]
+            rows += [stored[number] for number in window.draw_order(order, rank)]
         result.append(rows)
     return result
 
@@ -53,15 +53,15 @@ def test_a_window_mixes_row_groups_and_each_epoch_differs() -> None:
 @pytest.mark.parametrize("counts", [[103] * 12, [40] * 3, [1000], [7, 1, 300, 55]])
 def test_the_first_windows_are_small_and_each_next_one_has_up_to_twice_the_rows(counts: list[int]) -> None:
     mixing = Mixing(64, 4, 8)
-    ranges = shares.ranges(counts, 1, 0)
-    rows = [window.rows for window in windows(ranges, mixing, (5, 1), 0)]
+    ranges = shares.divide_ranges(counts, 1, 0)
+    rows = [window.rows for window in make_windows(ranges, mixing, (5, 1), 0)]
     assert sum(rows) == sum(counts) and len(rows) < 4 + sum(counts) / 16 + len(counts)
     for place, count in enumerate(rows):
         assert count <= min(64, 8 << min(place, 3))
 
 
 def test_a_state_of_another_order_is_refused() -> None:
-    state = StreamLeg(2, 4, Mixing.of(8, 2), 3).to_dict()
+    state = StreamLeg(2, 4, Mixing.from_window(8, 2), 3).to_dict()
     for name, message in (("first_rows", "earlier version"), ("window_rows", "keeps all rows on disk")):
         del state[name]
         with pytest.raises(ValueError, match=message):
@@ -75,18 +75,18 @@ def test_other_ranks_read_the_rest_once(order: Order) -> None:
         legs: list[StreamLeg] = []
         seen: list[tuple[int, int]] = []
         for ranks, steps, window in ((4, first_steps, 5), (3, second_steps, 11), (4, 99, 3)):
-            left = left_after(PIECES, legs, order)
+            left = find_remaining(PIECES, legs, order)
             numbers = [
                 list(range(count)) if rows is None else rows.tolist() for count, rows in zip(PIECES, left, strict=True)
             ]
             counts = [len(rows) for rows in numbers]
-            leg = StreamLeg(ranks, 4, Mixing.of(window, 2), steps)
+            leg = StreamLeg(ranks, 4, Mixing.from_window(window, 2), steps)
             of_ranks = rows_read(counts, ranks, leg.mixing, order)
             plan = shares.Batches(tuple(map(len, of_ranks)), 4)
             for rank, rows in enumerate(of_ranks):
-                done = plan.bounds(rank, min(steps, plan.steps))[0]
+                done = plan.get_bounds(rank, min(steps, plan.steps))[0]
                 seen += [(piece, numbers[piece][row]) for piece, row in rows[:done]]
             assert StreamLeg.from_dict(leg.to_dict()) == leg
             legs.append(leg)
         assert sorted(seen) == [(piece, row) for piece, count in enumerate(PIECES) for row in range(count)]
-        assert all(rows is not None and not len(rows) for rows in left_after(PIECES, legs, order))
+        assert all(rows is not None and not len(rows) for rows in find_remaining(PIECES, legs, order))

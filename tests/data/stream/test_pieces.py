@@ -9,9 +9,9 @@ import pyarrow.parquet
 import pytest
 
 from spark_estimator.data.fields import Field
-from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.parquet import FileRows, find_files
 from spark_estimator.data.row_encoder import RowEncoder
-from spark_estimator.data.stream.pieces import PiecePart, Pieces, pieces_of
+from spark_estimator.data.stream.pieces import PiecePart, Pieces, make_pieces
 from spark_estimator.errors import DataError
 
 X = Field(("x",), ("c0",), (1,), "float32")
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def made(folder: Path, encoder: RowEncoder) -> tuple[Pieces, Pieces]:
-    return pieces_of(FileRows(files_at(str(folder)), encoder))
+    return make_pieces(FileRows(find_files(str(folder)), encoder))
 
 
 def read(pieces: Pieces, piece: int, start: int, rows: int, batch_rows: int = 3) -> list[list[float]]:
@@ -98,11 +98,11 @@ def test_a_file_that_has_changed_is_refused_also_with_its_footer_kept(folder: Pa
 
 def test_some_fields_read_their_columns_alone(folder: Path) -> None:
     train, _ = made(folder, RowEncoder(("x", "y"), (X, Y)))
-    only = train.only([1])
+    only = train.select_fields([1])
     assert only.rows.encoder.read == ["y"] and only.counts == train.counts
     assert [len(batch) for batch in only.read(2, 0, 2, 9, 1 << 14)] == [1]
     assert read(only, 2, 0, 2) == [[8, 9]]
-    both = train.only([1, 0])
+    both = train.select_fields([1, 0])
     assert [[matrix.ravel().tolist() for matrix in batch] for batch in both.read(2, 0, 2, 9, 1 << 14)] == [
         [[8, 9], [8.0, 9.0]]
     ]
@@ -110,7 +110,7 @@ def test_some_fields_read_their_columns_alone(folder: Path) -> None:
 
 def test_some_fields_of_rows_that_are_dropped_need_all_columns(folder: Path) -> None:
     train, _ = made(folder, RowEncoder(("gap", "y"), (X, Y), nulls="drop"))
-    only = train.only([1])
+    only = train.select_fields([1])
     assert only.rows.encoder.read == ["gap", "y"]
     assert read(only, 0, 0, 3) == [[0, 2], [3]], "the same rows as those of all fields"
 

@@ -19,10 +19,10 @@ import torch
 from spark_estimator.collectives import context
 from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.fields import Field
-from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.parquet import FileRows, find_files
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.stream.limits import RowLimits
-from spark_estimator.data.stream.rows import streamed
+from spark_estimator.data.stream.rows import stream_rows
 from spark_estimator.errors import DataError
 from tests.ranks import run_ranks
 
@@ -95,7 +95,7 @@ def test_the_disk_keeps_what_its_limit_allows(folder: str, tmp_path: Path, monke
     assert limit * 0.8 < sum(sizes.values()) <= limit
     assert not os.listdir(tmp_path), "files without names, which nothing has to remove"
     # The kept rows are not read again: their file may be missing.
-    kept = files_at(folder)
+    kept = find_files(folder)
     os.rename(kept.files[0].path, f"{folder}/hidden")
     try:
         with pytest.raises(DataError, match=r"0\.parquet cannot be read"):
@@ -152,26 +152,26 @@ def fields() -> tuple[Field, ...]:
 
 
 def test_marked_rows_are_apart(folder: str) -> None:
-    source = FileRows(files_at(folder), RowEncoder(("x", "odd"), fields(), marker="odd"))
-    result = streamed(source, None, RowLimits(0, 3000), "training")
+    source = FileRows(find_files(folder), RowEncoder(("x", "odd"), fields(), marker="odd"))
+    result = stream_rows(source, None, RowLimits(0, 3000), "training")
     assert result is not None and result[1] is not None
     for rows, rest in zip(result, (0, 1), strict=True):
         assert rows is not None
-        x = numpy.concatenate([batch.matrices[0].ravel() for batch in rows.batches(30, order=(1, 2))])
+        x = numpy.concatenate([batch.matrices[0].ravel() for batch in rows.read_batches(30, order=(1, 2))])
         assert sorted(x) == list(range(rest, ROWS, 2))
-        assert sorted(numpy.concatenate([block[0].ravel() for block in rows.blocks([0])])) == sorted(x)
+        assert sorted(numpy.concatenate([block[0].ravel() for block in rows.read_blocks([0])])) == sorted(x)
 
 
 def test_a_share_is_left_out_to_the_row(folder: str) -> None:
-    source = FileRows(files_at(folder), RowEncoder(("x", "odd"), fields()))
-    result = streamed(source, None, RowLimits(800, 3000), "training")
+    source = FileRows(find_files(folder), RowEncoder(("x", "odd"), fields()))
+    result = stream_rows(source, None, RowLimits(800, 3000), "training")
     assert result is not None
     parts = result[0].split(0.13, seed=3)
     assert [rows.total for rows in parts] == [435, 65]
-    read = [[x for batch in rows.batches(30, order=(1, 2)) for x in batch.matrices[0].ravel()] for rows in parts]
+    read = [[x for batch in rows.read_batches(30, order=(1, 2)) for x in batch.matrices[0].ravel()] for rows in parts]
     assert sorted(read[0] + read[1]) == list(range(ROWS))
     assert max(numpy.diff(sorted(read[1]))) < 60, "of each row group its part"
-    assert sorted(block for blocks in parts[1].blocks([0]) for block in blocks[0].ravel()) == sorted(read[1])
+    assert sorted(block for blocks in parts[1].read_blocks([0]) for block in blocks[0].ravel()) == sorted(read[1])
 
 
 def test_rows_that_are_dropped_are_counted_first(tmp_path: Path) -> None:
@@ -221,10 +221,10 @@ def test_four_ranks_three_ranks_four_ranks(folder: str) -> None:
 
 def few(rank: int, folder: str) -> list[tuple[int, float]]:
     context.init()
-    source = FileRows(files_at(folder), RowEncoder(("x",), fields()[:1]))
-    result = streamed(source, None, RowLimits(0, 100), "training")
+    source = FileRows(find_files(folder), RowEncoder(("x",), fields()[:1]))
+    result = stream_rows(source, None, RowLimits(0, 100), "training")
     assert result is not None
-    return [(batch.rows, batch.factor) for batch in result[0].batches(4)]
+    return [(batch.rows, batch.factor) for batch in result[0].read_batches(4)]
 
 
 def test_a_rank_without_rows_gets_one_that_does_not_count(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_rank_without_rows_gets_one_that_does_not_count(tmp_path: Path) -> Non
 def in_memory(folder: str) -> Iterator[str]:
     fsspec = pytest.importorskip("fsspec")
     fs = fsspec.filesystem("memory")
-    for file in files_at(folder).files:
+    for file in find_files(folder).files:
         fs.pipe_file(f"/bucket/{Path(file.path).name}", Path(file.path).read_bytes())
     yield "memory://bucket"
     fs.rm("/bucket", recursive=True)

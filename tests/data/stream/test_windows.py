@@ -92,17 +92,17 @@ def test_a_cursor_copies_rows_without_values() -> None:
 
 def test_rows_are_in_the_order_in_which_they_are_read() -> None:
     windows = [window(number, (0, 5 * number, 5), (1, 5 * number, 5)) for number in range(3)]
-    filled = WindowReader(iter(windows), Ranges().rows_from, FIELDS, 10, (7, 2), 1).filled()
+    filled = WindowReader(iter(windows), Ranges().rows_from, FIELDS, 10, (7, 2), 1).read_windows()
     for each, rows in zip(windows, rows_of(filled), strict=True):
         stored = [*range(5 * each.number, 5 * each.number + 5), *range(100 + 5 * each.number, 105 + 5 * each.number)]
-        assert rows == [stored[number] for number in each.order((7, 2), 1)]
+        assert rows == [stored[number] for number in each.draw_order((7, 2), 1)]
         assert rows != stored
 
 
 def test_windows_come_in_order_and_continue_their_ranges() -> None:
     ranges = Ranges()
     windows = (window(0, (0, 0, 4), (1, 5, 4)), window(1, (0, 4, 4), (1, 9, 2)), window(2, (2, 0, 10)))
-    rows = rows_of(reader(ranges, *windows).filled())
+    rows = rows_of(reader(ranges, *windows).read_windows())
     assert rows == [
         [0, 1, 2, 3, 105, 106, 107, 108],
         [4, 5, 6, 7, 109, 110],
@@ -114,12 +114,12 @@ def test_windows_come_in_order_and_continue_their_ranges() -> None:
 
 
 def test_no_windows_give_no_rows() -> None:
-    assert rows_of(reader(Ranges()).filled()) == []
+    assert rows_of(reader(Ranges()).read_windows()) == []
 
 
 def test_the_next_window_does_not_change_the_present_one() -> None:
     windows = [window(number, (0, 5 * number, 5)) for number in range(4)]
-    filled = reader(Ranges(), *windows).filled()
+    filled = reader(Ranges(), *windows).read_windows()
     first = next(filled)
     before = first.matrices[0][:5].copy()
     second = next(filled)
@@ -131,7 +131,7 @@ def test_the_next_window_does_not_change_the_present_one() -> None:
 
 def test_a_consumer_that_stops_closes_all_files() -> None:
     ranges = Ranges()
-    filled = reader(ranges, *[window(number, (0, 4 * number, 4), (1, 0, 4)) for number in range(5)]).filled()
+    filled = reader(ranges, *[window(number, (0, 4 * number, 4), (1, 0, 4)) for number in range(5)]).read_windows()
     next(filled)
     filled.close()
     assert sorted(ranges.closed) == [0, 1]
@@ -140,7 +140,7 @@ def test_a_consumer_that_stops_closes_all_files() -> None:
 
 def test_an_error_of_a_range_reaches_the_consumer_after_the_windows_before_it() -> None:
     ranges = Ranges(fail_at=12)
-    filled = reader(ranges, window(0, (0, 0, 9)), window(1, (0, 9, 9))).filled()
+    filled = reader(ranges, window(0, (0, 0, 9)), window(1, (0, 9, 9))).read_windows()
     assert next(filled).window.number == 0
     with pytest.raises(DataError, match="row 12 cannot be used"):
         next(filled)

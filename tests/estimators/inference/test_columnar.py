@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 from pyspark.ml.linalg import Vectors
 
 from spark_estimator import TorchModel
-from spark_estimator.estimators.inference.columnar import rows_for_python
+from spark_estimator.estimators.inference.columnar import prepare_for_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +41,7 @@ def test_a_model_predicts_on_parquet_files_with_vectors(parquet: DataFrame, colu
 
 def test_other_dataframes_are_left_alone(spark: SparkSession, parquet: DataFrame) -> None:
     plain = spark.range(3)
-    assert rows_for_python(plain) is plain
-    assert rows_for_python(parquet).count() == 5
+    assert prepare_for_python(plain) is plain
+    assert prepare_for_python(parquet).count() == 5
     nested = parquet.selectExpr("array(v) AS several", "x")
-    assert rows_for_python(nested) is not nested
+    assert prepare_for_python(nested) is not nested

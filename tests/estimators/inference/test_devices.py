@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_estimator.estimators.inference.devices import TaskGpu, described_task, gpu_of_task, set_variables
+from spark_estimator.estimators.inference.devices import TaskGpu, choose_gpu, describe_task, set_variables
 from tests.estimators.torch.stand_in_cuda import spark_task
 
 
@@ -26,25 +26,25 @@ from tests.estimators.torch.stand_in_cuda import spark_task
     ],
 )
 def test_an_address_is_one_of_the_devices_of_this_process(address: str, visible: str | None, index: int | None) -> None:
-    assert TaskGpu(address, 0).index(visible, 2, "ab".__getitem__) == index
+    assert TaskGpu(address, 0).find_index(visible, 2, "ab".__getitem__) == index
 
 
 def test_tasks_without_an_address_take_the_devices_in_turn() -> None:
     def never(_: int) -> str:
         raise AssertionError
 
-    assert [TaskGpu("", partition).index(None, 2, never) for partition in range(4)] == [0, 1, 0, 1]
-    assert TaskGpu("", 3).index(None, 0, never) is None
+    assert [TaskGpu("", partition).find_index(None, 2, never) for partition in range(4)] == [0, 1, 0, 1]
+    assert TaskGpu("", 3).find_index(None, 0, never) is None
 
 
 def test_the_choice_of_a_task() -> None:
-    assert gpu_of_task("auto") is None and gpu_of_task("cpu") is None
-    assert gpu_of_task("cuda") == TaskGpu("", 0)
+    assert choose_gpu("auto") is None and choose_gpu("cpu") is None
+    assert choose_gpu("cuda") == TaskGpu("", 0)
     with spark_task(partition=3):
-        assert gpu_of_task("auto") is None and gpu_of_task("cuda") == TaskGpu("", 3)
+        assert choose_gpu("auto") is None and choose_gpu("cuda") == TaskGpu("", 3)
     with spark_task("1", "0", partition=3):
-        assert gpu_of_task("auto") == gpu_of_task("cuda") == TaskGpu("1", 3)
-        assert gpu_of_task("cpu") is None
+        assert choose_gpu("auto") == choose_gpu("cuda") == TaskGpu("1", 3)
+        assert choose_gpu("cpu") is None
 
 
 def test_cuda_numbers_gpus_as_spark_does() -> None:
@@ -61,6 +61,6 @@ def test_cuda_numbers_gpus_as_spark_does() -> None:
 
 
 def test_a_task_is_described() -> None:
-    assert described_task().startswith("process ")
+    assert describe_task().startswith("process ")
     with spark_task("0", partition=2):
-        assert described_task().startswith("task 7 of stage 5 (partition 2) on host ")
+        assert describe_task().startswith("task 7 of stage 5 (partition 2) on host ")

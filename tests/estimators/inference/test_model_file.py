@@ -51,7 +51,7 @@ def test_it_is_sent_once_and_mapped(spark: SparkSession, monkeypatch: pytest.Mon
 
 def test_small_models_are_part_of_the_function(spark: SparkSession) -> None:
     known = TorchPredictor.of(nn.Linear(3, 1), ENCODER, (1,), 8)
-    assert known.sent_by(spark) is known and len(known.payload) < 10_000
+    assert known.send(spark) is known and len(known.payload) < 10_000
 
 
 def test_equal_models_have_equal_bytes() -> None:
@@ -68,4 +68,4 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(SparkFiles, "get", lambda name: str(tmp_path / name))
     known = replace(TorchPredictor.of(nn.Linear(3, 1), ENCODER, (1,), 8), payload=b"", file="x.model")
     with pytest.raises(DataError, match=r"x\.model is missing: Spark sends a model of more than 16 MiB"):
-        known.model()
+        known.get_model()

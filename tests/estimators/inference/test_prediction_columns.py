@@ -19,8 +19,8 @@ from spark_estimator.estimators.inference.prediction_columns import (
     THRESHOLDS,
     PredictionColumn,
     Role,
-    label_kind,
-    output_kind_of,
+    choose_label_kind,
+    get_output_kind,
 )
 from tests.estimators.conftest import linear
 from tests.estimators.torch_models import FEATURES, OUTPUTS, classifier_of, model_of
@@ -52,13 +52,13 @@ def test_types_of_outputs(line: DataFrame, kind: str, outputs: int, output_type:
 @pytest.mark.parametrize("kind", ["boolean", "tinyint", "smallint", "int", "bigint", "decimal(5,2)", "decimal(9,0)"])
 def test_only_classes_are_rounded(kind: str) -> None:
     """A loss of two classes makes one of an output, in the label's type; other outputs stay as they are."""
-    assert label_kind(1, kind, "label", None) == label_kind(1, kind, "label", "logits") == "double"
+    assert choose_label_kind(1, kind, "label", None) == choose_label_kind(1, kind, "label", "logits") == "double"
     of_classes = "double" if kind.startswith("decimal") else kind
     for output_kind in THRESHOLDS:
-        assert label_kind(1, kind, "label", output_kind) == of_classes
-        assert label_kind(1, f"array<{kind}>", "label", output_kind) == f"array<{of_classes}>"
+        assert choose_label_kind(1, kind, "label", output_kind) == of_classes
+        assert choose_label_kind(1, f"array<{kind}>", "label", output_kind) == f"array<{of_classes}>"
     for other in ("float", "double", "date", "timestamp", "vector", "array<float>"):
-        assert label_kind(1, other, "label", None) == other
+        assert choose_label_kind(1, other, "label", None) == other
 
 
 def test_outputs_for_whole_numbers_are_those_of_the_model(line: DataFrame) -> None:
@@ -68,7 +68,7 @@ def test_outputs_for_whole_numbers_are_those_of_the_model(line: DataFrame) -> No
     features = numpy.stack(frame["features"]).astype(numpy.float32)
     right = linear()(torch.tensor(features)).detach().numpy().reshape(-1)
     assert frame["y__output"].to_numpy() == pytest.approx(right, rel=1e-6)
-    assert frame["y__output"].tolist() == model._frame_predictor().frame(frame)["y__output"].tolist()
+    assert frame["y__output"].tolist() == model._make_frame_predictor().predict_frame(frame)["y__output"].tolist()
     assert frame["y__output"].tolist() == model.predict(features).reshape(-1).tolist()
 
 
@@ -198,11 +198,11 @@ def test_an_output_with_nan_is_no_class(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(row,) for row in outputs], "x array<float>").coalesce(1)
     model = classifier_of("double", 2, "logits", prediction_col="p", probability_col="prob")
     assert [row.p for row in model.transform(frame).collect()] == [1.0, None, None, None]
-    predicted = model._frame_predictor().frame({"x": outputs})["p"]
+    predicted = model._make_frame_predictor().predict_frame({"x": outputs})["p"]
     assert predicted.tolist()[:1] == [1.0] and predicted.isna().tolist() == [False, True, True, True]
 
     texts = PredictionColumn("c", 0, 2, Role.LABEL, "string", "logits", ("good", "bad"))
-    assert texts.values(numpy.array(outputs)).to_pylist() == ["bad", None, None, None]
+    assert texts.make_values(numpy.array(outputs)).to_pylist() == ["bad", None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,9 @@ def test_scores_at_the_limits(
     """What has no difference or no sum; a row with NaN is null, as evaluators would rank it first."""
     outputs = numpy.array([output, [0.5] * len(output)], numpy.float32 if max(output) < 1e38 else numpy.float64)
     for role, right in ((Role.RAW, raw), (Role.PROBABILITY, probabilities)):
-        vector, other = PredictionColumn("c", 0, len(output), role, "vector", output_kind).values(outputs).to_pylist()
+        vector, other = (
+            PredictionColumn("c", 0, len(output), role, "vector", output_kind).make_values(outputs).to_pylist()
+        )
         assert vector == (right if right is None else pytest.approx(right, rel=1e-12, abs=1e-300)), role
         assert other is not None
 
@@ -238,7 +240,7 @@ def test_several_labels_of_two_classes_each_are_left_alone() -> None:
     outputs = numpy.array([[2.0, -1.0], [3.0, 5.0]], numpy.float32)
     for output_kind in THRESHOLDS:
         column = PredictionColumn("c", 0, 2, Role.RAW, "vector", output_kind)
-        assert column.values(outputs).to_pylist() == outputs.tolist()
+        assert column.make_values(outputs).to_pylist() == outputs.tolist()
 
 
 class ByRow(TorchModel):
@@ -256,15 +258,15 @@ def test_row_by_row_the_same_numbers(spark: SparkSession) -> None:
     predicted = batches.transform(frame).collect()
     assert repr(by_row.transform(frame).collect()) == repr(predicted)  # NaN is not equal to itself
     assert [row.raw and row.raw.toArray().tolist() for row in predicted] == [[1.5, -1.5], [-3.75, 3.75], None]
-    of_pandas = batches._frame_predictor().frame({"x": [row for (row,) in rows]})
+    of_pandas = batches._make_frame_predictor().predict_frame({"x": [row for (row,) in rows]})
     for name in ("raw", "prob"):
         assert of_pandas[name].tolist() == [row[name] and row[name].toArray().tolist() for row in predicted]
 
 
 def test_a_partial_of_a_loss_is_one_of_its_kind() -> None:
     partial = functools.partial(nn.functional.binary_cross_entropy_with_logits, pos_weight=torch.tensor(3.0))
-    assert output_kind_of(partial) == "logit"
-    assert output_kind_of(functools.partial(nn.functional.mse_loss)) is None
+    assert get_output_kind(partial) == "logit"
+    assert get_output_kind(functools.partial(nn.functional.mse_loss)) is None
 
 
 def test_a_subclass_of_a_loss_is_of_its_kind_unless_it_computes_another() -> None:
@@ -276,14 +278,14 @@ def test_a_subclass_of_a_loss_is_of_its_kind_unless_it_computes_another() -> Non
         def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             return (input - target).square().mean()
 
-    assert [output_kind_of(loss) for loss in (Weighted(), Own(), nn.Identity())] == ["logit", None, None]
+    assert [get_output_kind(loss) for loss in (Weighted(), Own(), nn.Identity())] == ["logit", None, None]
 
 
 def test_losses_of_a_cell_that_has_no_name() -> None:
     """Livy's: what they define is of no module."""
     cell: dict[str, Any] = {"nn": nn}
     exec("def loss(x, y): ...\nclass Own(nn.Module):\n    def forward(self, x, y): ...", cell)
-    assert [output_kind_of(loss) for loss in (cell["loss"], cell["Own"]())] == [None, None]
+    assert [get_output_kind(loss) for loss in (cell["loss"], cell["Own"]())] == [None, None]
 
 
 def test_evaluators(spark: SparkSession) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
-from spark_estimator.estimators.inference.row_function import RowFunction, row_udf
+from spark_estimator.estimators.inference.row_function import RowFunction, make_row_udf
 from spark_estimator.estimators.torch.predictor import TorchPredictor
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def function_of(function: Any) -> RowFunction:
-    return RowFunction.of(TorchPredictor.of(nn.Identity(), RowEncoder(()), (), 1), function)
+    return RowFunction.from_function(TorchPredictor.of(nn.Identity(), RowEncoder(()), (), 1), function)
 
 
 def test_outputs_are_arrays_of_numbers() -> None:
     made = function_of(lambda model, row: (model(torch.tensor([[row["x"], 2.0]], requires_grad=True)), [3]))
-    first, second = made.outputs_of({"x": 1.0})
+    first, second = made.call_function({"x": 1.0})
     assert first.tolist() == [1.0, 2.0] and second.tolist() == [3.0] and first.dtype == numpy.float64
     # It is sent without what was unpickled here.
     copied = pickle.loads(pickle.dumps(made))
@@ -39,4 +39,4 @@ def test_a_row_of_another_width_is_an_error(spark: SparkSession) -> None:
     made = replace(made, predictor=replace(made.predictor, columns=columns))
     frame = spark.createDataFrame([(1,), (2,)], "n int")
     with pytest.raises(Exception, match=r"returned \[2\] values for a row; \[1\] were expected"):
-        frame.select(row_udf(made, frame)).collect()
+        frame.select(make_row_udf(made, frame)).collect()

@@ -19,7 +19,7 @@ from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel
 from spark_estimator.data.fields import Field
-from spark_estimator.estimators.inference.times import instants_of, times_of
+from spark_estimator.estimators.inference.times import to_instants, to_times
 from spark_estimator.estimators.tracking.flavour import PyfuncModel
 
 if TYPE_CHECKING:
@@ -158,16 +158,16 @@ def test_python_has_the_same_instants(name: str) -> None:
     """With ``fold=0`` zoneinfo has the same rule."""
     zone = ZoneInfo(name)
     times = [datetime(2020, 1, 1) + timedelta(minutes=30 * n + 1) for n in range(366 * 48)]
-    got = instants_of(pyarrow.array([*times, None]), name)
+    got = to_instants(pyarrow.array([*times, None]), name)
     assert got.to_pylist() == [*(time.replace(tzinfo=zone).astimezone(timezone.utc) for time in times), None]
-    back = times_of(got.cast("int64"), name)
+    back = to_times(got.cast("int64"), name)
     assert back.to_pylist()[:-1] == [
         time.replace(tzinfo=zone).astimezone(timezone.utc).astimezone(zone).replace(tzinfo=None) for time in times
     ]
 
 
 def test_zones_that_pandas_does_not_know() -> None:
-    for function in (instants_of, times_of):
+    for function in (to_instants, to_times):
         with pytest.raises(DataError, match="time zone of the session, 'GMT\\+8', which pandas cannot use"):
             function(pyarrow.array([0], pyarrow.timestamp("us")), "GMT+8")
 

@@ -24,8 +24,8 @@ import keras
 from packaging.version import Version
 
 from spark_estimator import DataError
-from spark_estimator.estimators.keras.allow_list import CLASSES, FUNCTIONS, check_archive, strange_names
-from spark_estimator.estimators.keras.objects import dumped, read_model
+from spark_estimator.estimators.keras.allow_list import CLASSES, FUNCTIONS, check_archive, find_foreign_names
+from spark_estimator.estimators.keras.objects import dump_model, read_model
 
 #: [modules] Keras' classes that need trust: base classes, and those that run code or read files that a file names.
 NEED_TRUST = {
@@ -60,11 +60,11 @@ def classes_in(module: str) -> set[str]:
 def test_optimizers_of_other_backends_need_no_trust(backend: str) -> None:
     program = """
 import json, keras
-from spark_estimator.estimators.keras.allow_list import CLASSES, strange_names
+from spark_estimator.estimators.keras.allow_list import CLASSES, find_foreign_names
 for name in sorted(CLASSES["keras.optimizers"] - {"MultiOptimizer", "OptimizerMap", "LossScaleOptimizer"}):
     optimizer = getattr(keras.optimizers, name, None)
     for made in [optimizer(), keras.optimizers.LossScaleOptimizer(optimizer())] if optimizer else []:
-        assert not (names := strange_names(keras.saving.serialize_keras_object(made), ())), (name, names)
+        assert not (names := find_foreign_names(keras.saving.serialize_keras_object(made), ())), (name, names)
 """
     environ = {**os.environ, "KERAS_BACKEND": backend}
     done = subprocess.run(
@@ -131,9 +131,9 @@ def test_models_of_keras_own_classes_name_nothing_strange() -> None:
         metrics=[keras.metrics.AUC(), keras.metrics.MeanMetricWrapper(keras.losses.log_cosh), keras.losses.log_cosh],
     )
     net.train_on_batch(numpy.ones((2, 8, 4)), numpy.ones((2, 1)))
-    content = dumped(net)
+    content = dump_model(net)
     check_archive(content)
-    assert strange_names(config_of(content), {}) == []
+    assert find_foreign_names(config_of(content), {}) == []
     again = read_model(content, {}, compile=True, safe_mode=True)
     assert numpy.allclose(
         again.predict(numpy.ones((2, 8, 4)), verbose=0), net.predict(numpy.ones((2, 8, 4)), verbose=0)
@@ -146,9 +146,9 @@ def test_vocabularies_are_read() -> None:
     words = keras.layers.StringLookup()
     words.adapt(["a", "b"])
     inputs = keras.Input((1,), dtype="string")
-    content = dumped(keras.Model(inputs, words(inputs)))
+    content = dump_model(keras.Model(inputs, words(inputs)))
     check_archive(content)
-    assert strange_names(config_of(content), {}) == []
+    assert find_foreign_names(config_of(content), {}) == []
     assert read_model(content, {}, compile=False, safe_mode=True).layers[-1].get_vocabulary() == words.get_vocabulary()
 
 
@@ -179,22 +179,22 @@ def test_names_that_are_strange(item: dict[str, Any], named: str, place: str) ->
     """At each place of a configuration."""
     inside = [[{"deep": item}]] if place == "list" else item
     whole = {"module": "keras.layers", "class_name": "Dense", "config": {}, "registered_name": None, place: inside}
-    assert strange_names([whole], {"Known"}) == [named]
+    assert find_foreign_names([whole], {"Known"}) == [named]
 
 
 def test_names_that_are_known() -> None:
     layer = {"module": "my.module", "class_name": "Own", "config": {}, "registered_name": "my>Own"}
     function = {"module": "builtins", "class_name": "function", "config": "own", "registered_name": "function"}
-    assert strange_names([layer, function], {"my>Own", "own"}) == []
-    assert strange_names([layer, function], {"my>Own", "my>own"}) == [], "Keras finds it by the last part"
-    assert strange_names([layer, function], {"Own"}) == ["my>Own", "own"]
+    assert find_foreign_names([layer, function], {"my>Own", "own"}) == []
+    assert find_foreign_names([layer, function], {"my>Own", "my>own"}) == [], "Keras finds it by the last part"
+    assert find_foreign_names([layer, function], {"Own"}) == ["my>Own", "own"]
 
 
 def test_a_deep_configuration_is_read_to_its_end() -> None:
     config: Any = {"class_name": "__lambda__"}
     for _ in range(100_000):
         config = [config]
-    assert strange_names(config, {}) == ["a Lambda"]
+    assert find_foreign_names(config, {}) == ["a Lambda"]
 
 
 def archive_of(tmp_path: Path, write: Any) -> bytes:

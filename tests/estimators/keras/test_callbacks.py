@@ -17,7 +17,7 @@ from spark_estimator import KerasEstimator
 from spark_estimator.collectives import context
 from spark_estimator.estimators.keras.callbacks import KerasCallbacks
 from spark_estimator.estimators.keras.checkpoint import KerasForm
-from spark_estimator.estimators.keras.parts import parts_of
+from spark_estimator.estimators.keras.parts import make_parts
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def network() -> Any:
 
 
 def callbacks_of(net: Any, **parameters: Any) -> KerasCallbacks:
-    parts = parts_of(KerasEstimator(model=net, label_cols=["y"], **parameters)._value)[0]
+    parts = make_parts(KerasEstimator(model=net, label_cols=["y"], **parameters)._value)[0]
     callbacks = KerasCallbacks(parts, net, epochs=3, steps=2)
     callbacks.on_train_begin()
     return callbacks
@@ -74,7 +74,7 @@ def test_the_model_that_was_saved_last_comes_back(monkeypatch: pytest.MonkeyPatc
     net.set_weights([weight + 1 for weight in best])
     callbacks.on_epoch_begin(1)
     callbacks.on_epoch_end(1, {"epoch": 1, "train": {"loss": 0.75}})
-    state = callbacks.state()
+    state = callbacks.get_state()
     assert state["saves"]["best"] == 0.5 and state["file"].dtype == numpy.uint8 and len(state["file"])
     other = network()
     resumed = callbacks_of(other, checkpoint_callback=saves)
@@ -88,7 +88,7 @@ def test_the_model_that_was_saved_last_comes_back(monkeypatch: pytest.MonkeyPatc
 
 def test_without_a_callback_that_saves_there_is_no_state() -> None:
     callbacks = callbacks_of(network())
-    state = callbacks.state()
+    state = callbacks.get_state()
     assert state == {"attributes": [], "comparisons": []}
     callbacks.take(state)
     callbacks.give_back()
@@ -123,7 +123,7 @@ def test_what_callbacks_have_counted_is_part_of_a_checkpoint() -> None:
     before.lock = threading.Lock()
     after.limit = 7  # the user has changed it since
     lock, function = after.lock, after.function
-    content = KerasForm().unpacked(KerasForm().stream({"callback": first.state()}).getvalue())
+    content = KerasForm().unpack(KerasForm().to_stream({"callback": first.get_state()}).getvalue())
     assert set(content["callback"]["attributes"][0]) == {"count", "recent", "values"}
     second.take(content["callback"])
     assert (after.count, after.recent, after.values.tolist(), after.limit) == (3, [1, 2, 3], [1, 1], 7)

@@ -14,7 +14,7 @@ import keras
 
 from spark_estimator import DataError, KerasEstimator
 from spark_estimator.estimators.keras.check import KerasTrial
-from spark_estimator.estimators.keras.parts import parts_of
+from spark_estimator.estimators.keras.parts import make_parts
 from spark_estimator.estimators.rows.shapes import Fields, MetricError
 from tests.estimators.specs import X, Y
 
@@ -23,7 +23,7 @@ FIELDS = Fields((X,), (Y,), None)
 
 def trial_of(net: Any, loss: Any = "mse", optimizer: str = "sgd", **parameters: Any) -> KerasTrial:
     estimator = KerasEstimator(model=net, optimizer=optimizer, loss=loss, label_cols=["y"], **parameters)
-    return KerasTrial(parts_of(estimator._value)[0], net, {})
+    return KerasTrial(make_parts(estimator._value)[0], net, {})
 
 
 def rows(label: float = 1.0) -> pyarrow.RecordBatch:
@@ -41,7 +41,7 @@ def test_a_step_leaves_the_model_as_it_is() -> None:
     net = network(2)
     before = net.get_weights()
     trial = trial_of(net, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    assert trial.positional() == (1, 1) and trial.run(rows(), FIELDS) == (2,)
+    assert trial.count_positional() == (1, 1) and trial.run(rows(), FIELDS) == (2,)
     assert all(numpy.array_equal(value, other) for value, other in zip(before, net.get_weights(), strict=True))
 
 

@@ -23,7 +23,7 @@ def test_arrays_and_plain_values_come_back() -> None:
         "best": None,
         "deep": {"loss": [0.5, {"flag": True}], "text": "a"},
     }
-    again = KerasForm().unpacked(KerasForm().stream(content).getvalue())
+    again = KerasForm().unpack(KerasForm().to_stream(content).getvalue())
     assert again["weights"][0].tolist() == [[0, 1, 2], [3, 4, 5]] and again["weights"][1].shape == (0,)
     assert again["half"].dtype == ml_dtypes.bfloat16 and again["half"].tolist() == [1, 1]
     assert (again["epoch"], again["best"], again["deep"]) == (3, None, content["deep"])
@@ -34,11 +34,11 @@ def test_a_file_of_pickles_is_refused() -> None:
     stream = io.BytesIO()
     numpy.savez(stream, told=numpy.array([object()], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle"):
-        KerasForm().unpacked(stream.getvalue())
+        KerasForm().unpack(stream.getvalue())
     with pytest.raises(ValueError, match="allow_pickle"):
-        KerasForm().unpacked(pickle.dumps([1]))
+        KerasForm().unpack(pickle.dumps([1]))
 
 
 def test_an_error_is_one_line() -> None:
-    assert KerasForm().why(ValueError("\n first\nsecond")) == "ValueError: first"
-    assert KerasForm().why(ValueError()) == "ValueError"
+    assert KerasForm().describe_error(ValueError("\n first\nsecond")) == "ValueError: first"
+    assert KerasForm().describe_error(ValueError()) == "ValueError"

@@ -17,7 +17,7 @@ import numpy
 import pyarrow.parquet
 
 from spark_estimator import KerasEstimator, KerasModel
-from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.parquet import FileRows, find_files
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.keras import start
 from spark_estimator.observe.status_line import Log
@@ -116,13 +116,13 @@ def test_registered_classes_that_no_module_has_come_back(tmp_path: Path) -> None
     numbers = numpy.random.default_rng(0).standard_normal((20, 3)).astype(numpy.float32)
     table = pyarrow.table({"x": numbers.tolist(), "y": numbers.sum(1)})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    source = FileRows(files_at(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, Y)))
+    source = FileRows(find_files(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, Y)))
     environ = {"KERAS_BACKEND": keras.backend.backend()}
     for number, model in enumerate(registered()):
-        training = KerasEstimator(model=model, label_cols=["y"])._training()
+        training = KerasEstimator(model=model, label_cols=["y"])._make_training()
         spec = cloudpickle.dumps(spec_of(source=source, framework=training.framework))
         (result,) = run_ranks(1, trained_there, 200, args=(spec,), environ=environ)
-        back, _ = training.trained(result.state)
+        back, _ = training.load_trained(result.state)
         assert type(back) is type(model) and back.compiled and type(back.loss).__name__ == "Squares"
         _, errors = back.evaluate(numbers, numbers.sum(1, keepdims=True), verbose=0)
         plain = numpy.abs(back.predict(numbers, verbose=0)[:, 0] - numbers.sum(1)).mean()

@@ -160,7 +160,7 @@ def test_the_bytes_that_are_checked_are_those_that_are_loaded(
         (path / "model.keras").write_bytes(replaced)
         return []
 
-    monkeypatch.setattr(files, "strange_names", strange_names)
+    monkeypatch.setattr(files, "find_foreign_names", strange_names)
     loaded = KerasModel.load(str(path))
     assert numpy.allclose(loaded.predict(ROWS), ROWS.sum(1, keepdims=True)) and not marker.exists()
 

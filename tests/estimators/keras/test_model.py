@@ -64,9 +64,9 @@ def test_a_model_made_by_hand_has_the_loss_that_it_was_compiled_with() -> None:
     """So that a class is known where the label is a whole number."""
     net = network()
     model = KerasModel(model=net, feature_columns=["x"], label_columns=["y"])
-    assert model._output_kinds_by_loss() is None
+    assert model._find_output_kinds() is None
     net.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
-    assert model._output_kinds_by_loss() == ["logit"]
+    assert model._find_output_kinds() == ["logit"]
 
 
 class ByRow(KerasModel):

@@ -16,14 +16,14 @@ import keras
 from spark_estimator import DataError
 from spark_estimator.estimators.keras.objects import (
     Recipe,
-    custom_objects_of,
-    digest_of,
-    dumped,
-    loaded,
-    opened,
-    packed,
-    rng_state_kept,
-    values_of,
+    compute_digest,
+    dump_model,
+    find_custom_objects,
+    get_values,
+    keep_rng_state,
+    load_dumped,
+    pack,
+    unpack,
 )
 
 
@@ -38,39 +38,39 @@ def network(*layers: Any) -> Any:
 
 def test_a_model_comes_back_with_its_weights() -> None:
     net = network()
-    again = loaded(dumped(net), {})
+    again = load_dumped(dump_model(net), {})
     assert again is not net
-    for value, other in zip(values_of(net.weights), values_of(again.weights), strict=True):
+    for value, other in zip(get_values(net.weights), get_values(again.weights), strict=True):
         assert numpy.array_equal(value, other)
     with pytest.raises(DataError, match="Keras cannot load the model"):
-        loaded(b"no file", {})
+        load_dumped(b"no file", {})
 
 
 def test_digests_are_of_architecture_and_weights() -> None:
     net = network()
-    digest = digest_of(dumped(net), net)
-    assert digest == digest_of(dumped(net), net) and len(digest) == 32, "a file's time is not in it"
+    digest = compute_digest(dump_model(net), net)
+    assert digest == compute_digest(dump_model(net), net) and len(digest) == 32, "a file's time is not in it"
     net.layers[-1].kernel.assign(net.layers[-1].kernel + 1)
-    assert digest != digest_of(dumped(net), net)
+    assert digest != compute_digest(dump_model(net), net)
 
 
 def test_the_user_s_classes_are_found_in_a_model() -> None:
     def mine(y: Any, output: Any) -> Any:
         return output
 
-    objects = custom_objects_of(network(Doubled()), mine)
+    objects = find_custom_objects(network(Doubled()), mine)
     assert Doubled in objects.values() and mine in objects.values()
     assert keras.layers.Dense not in objects.values()
 
 
 def test_opened_objects_are_new() -> None:
     optimizer = keras.optimizers.SGD(0.25)
-    content = packed("the optimizer", [optimizer, keras.losses.MeanSquaredError()])
-    again, loss = opened(content)
+    content = pack("the optimizer", [optimizer, keras.losses.MeanSquaredError()])
+    again, loss = unpack(content)
     assert again is not optimizer and float(keras.ops.convert_to_numpy(again.learning_rate)) == 0.25
     assert isinstance(loss, keras.losses.MeanSquaredError)
     with pytest.raises(DataError, match="callbacks cannot be sent to the processes: TypeError"):
-        packed("callbacks", [threading.Lock()])
+        pack("callbacks", [threading.Lock()])
 
 
 class Pinball(keras.losses.Loss):  # type: ignore[misc]
@@ -133,7 +133,7 @@ def test_losses_and_metrics_keep_settings_that_their_configurations_lack() -> No
         Pinball(0.9, lambda y: 10.0),
         Perceptual(network()),
     ]
-    for loss, again in zip(losses, opened(packed("losses", losses)), strict=True):
+    for loss, again in zip(losses, unpack(pack("losses", losses)), strict=True):
         assert again is not loss and again.dtype == loss.dtype
         assert float(again(labels, outputs)) == float(loss(labels, outputs)), loss
     score = keras.metrics.F1Score(average="micro", threshold=0.75)
@@ -141,7 +141,7 @@ def test_losses_and_metrics_keep_settings_that_their_configurations_lack() -> No
     score.reset_state()
     scales = [Positive(numpy.array([1.0, 10.0])), Positive(numpy.float32(10.0))]
     metrics = [keras.metrics.CosineSimilarity(axis=0), Above(1.5), score, *scales]
-    for metric, again in zip(metrics, opened(packed("metrics", metrics)), strict=True):
+    for metric, again in zip(metrics, unpack(pack("metrics", metrics)), strict=True):
         assert float(again(labels, outputs)) == float(metric(labels, outputs)), metric
 
 
@@ -151,22 +151,22 @@ def test_an_optimizer_whose_configuration_lacks_a_setting() -> None:
             super().__init__(learning_rate, **settings)
             self.tilt = tilt
 
-    assert opened(packed("the optimizer", Tilted(0.5))).tilt == 0.0
+    assert unpack(pack("the optimizer", Tilted(0.5))).tilt == 0.0
     with pytest.raises(DataError, match=r"the optimizer cannot be sent .* class Tilted lacks 'tilt', which is 0\.25"):
-        packed("the optimizer", Tilted(0.5, tilt=0.25))
+        pack("the optimizer", Tilted(0.5, tilt=0.25))
 
 
 def test_a_recipe_restores_the_optimizer_s_state() -> None:
     net = network()
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer.build(net.trainable_variables)
-    state = [value + 1 for value in values_of(optimizer.variables)]
+    state = [value + 1 for value in get_values(optimizer.variables)]
     for kept, restored in ((state, True), (state[:1], False), (None, False)):
-        again = loaded(dumped(net), {})
+        again = load_dumped(dump_model(net), {})
         recipe = Recipe(keras.optimizers.SGD(0.1, momentum=0.9), kept, "mse", None, None, None)
         recipe.compile(again)
         recipe.restore(again)
-        values = values_of(again.optimizer.variables)
+        values = get_values(again.optimizer.variables)
         assert all(numpy.array_equal(value, other) for value, other in zip(values, state, strict=True)) is restored
 
 
@@ -176,6 +176,6 @@ def test_random_numbers_are_as_before() -> None:
     first = (random.random(), numpy.random.random())
     random.seed(1)
     numpy.random.seed(1)
-    with rng_state_kept():
+    with keep_rng_state():
         random.random(), numpy.random.random()
     assert (random.random(), numpy.random.random()) == first

@@ -12,8 +12,8 @@ pytest.importorskip("keras")
 import keras
 
 from spark_estimator import KerasEstimator
-from spark_estimator.estimators.keras.objects import Recipe, opened
-from spark_estimator.estimators.keras.parts import output_kind_of, output_kinds_of, parts_of
+from spark_estimator.estimators.keras.objects import Recipe, unpack
+from spark_estimator.estimators.keras.parts import get_output_kind, get_output_kinds, make_parts
 
 
 def network(**compiled: Any) -> Any:
@@ -25,7 +25,7 @@ def network(**compiled: Any) -> Any:
 
 def recipe_of(**parameters: Any) -> Recipe:
     estimator = KerasEstimator(**{"label_cols": ["y"], **parameters})
-    recipe: Recipe = opened(parts_of(estimator._value)[0].recipe)
+    recipe: Recipe = unpack(make_parts(estimator._value)[0].recipe)
     return recipe
 
 
@@ -73,7 +73,7 @@ def test_identities_name_the_settings() -> None:
             "loss": keras.losses.BinaryCrossentropy(True),
             "label_cols": ["y"],
         }
-        return parts_of(KerasEstimator(**{**values, **changed})._value)[0].identity
+        return make_parts(KerasEstimator(**{**values, **changed})._value)[0].identity
 
     assert any("from_logits=True" in line for line in identity()["loss"])
     assert identity()["loss"] != identity(loss=keras.losses.BinaryCrossentropy())["loss"]
@@ -84,18 +84,18 @@ def test_identities_name_the_settings() -> None:
 
 
 def test_a_loss_decides_what_an_output_means() -> None:
-    assert output_kind_of("binary_crossentropy") == "probability"
-    assert output_kind_of(keras.losses.BinaryCrossentropy(from_logits=True)) == "logit"
-    assert output_kind_of(keras.losses.SparseCategoricalCrossentropy()) == "probabilities"
-    assert output_kind_of(keras.losses.categorical_crossentropy) == "probabilities"
-    assert output_kind_of("mse") is None
-    assert output_kind_of("bce") == "probability"
-    assert output_kind_of(functools.partial(keras.losses.binary_crossentropy, from_logits=True)) == "logit"
+    assert get_output_kind("binary_crossentropy") == "probability"
+    assert get_output_kind(keras.losses.BinaryCrossentropy(from_logits=True)) == "logit"
+    assert get_output_kind(keras.losses.SparseCategoricalCrossentropy()) == "probabilities"
+    assert get_output_kind(keras.losses.categorical_crossentropy) == "probabilities"
+    assert get_output_kind("mse") is None
+    assert get_output_kind("bce") == "probability"
+    assert get_output_kind(functools.partial(keras.losses.binary_crossentropy, from_logits=True)) == "logit"
 
     def binary_crossentropy(label: Any, output: Any) -> Any:
         return keras.losses.binary_crossentropy(label, output, from_logits=True)
 
-    assert output_kind_of(binary_crossentropy) is None, "the user's own may take anything"
+    assert get_output_kind(binary_crossentropy) is None, "the user's own may take anything"
 
 
 def test_a_subclass_of_a_loss_is_of_its_kind_unless_it_computes_another() -> None:
@@ -107,7 +107,7 @@ def test_a_subclass_of_a_loss_is_of_its_kind_unless_it_computes_another() -> Non
         def call(self, y_true: Any, y_pred: Any) -> Any:
             return y_true - y_pred
 
-    assert [output_kind_of(loss) for loss in (OfLogits(), Own())] == ["logit", None]
+    assert [get_output_kind(loss) for loss in (OfLogits(), Own())] == ["logit", None]
 
 
 def test_losses_for_several_outputs() -> None:
@@ -115,9 +115,9 @@ def test_losses_for_several_outputs() -> None:
     outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("price", "sold")]
     model = keras.Model(inputs, outputs)
     for loss in ({"price": "mse", "sold": "binary_crossentropy"}, ["mse", "binary_crossentropy"]):
-        assert output_kinds_of(model, loss, 2) == [None, "probability"]
-    assert output_kinds_of(model, "binary_crossentropy", 2) == ["probability", "probability"]
-    assert output_kinds_of(model, ["mse"], 2) == [None, None]
+        assert get_output_kinds(model, loss, 2) == [None, "probability"]
+    assert get_output_kinds(model, "binary_crossentropy", 2) == ["probability", "probability"]
+    assert get_output_kinds(model, ["mse"], 2) == [None, None]
 
 
 def f1(truth: Any, output: Any) -> Any:
@@ -135,9 +135,11 @@ def f1(truth: Any, output: Any) -> Any:
 )
 def test_functions_that_are_no_means_are_named(metrics: Any) -> None:
     with pytest.warns(UserWarning, match=r"metrics: f1: .* Keras' metric objects, such as keras\.metrics\.AUC\(\), "):
-        KerasEstimator(model=network(), optimizer="sgd", loss="mse", metrics=metrics, label_cols=["y"])._training()
+        KerasEstimator(model=network(), optimizer="sgd", loss="mse", metrics=metrics, label_cols=["y"])._make_training()
     with pytest.warns(UserWarning, match="metrics: f1: "):
-        KerasEstimator(model=network(optimizer="sgd", loss="mse", weighted_metrics=[f1]), label_cols=["y"])._training()
+        KerasEstimator(
+            model=network(optimizer="sgd", loss="mse", weighted_metrics=[f1]), label_cols=["y"]
+        )._make_training()
 
 
 @pytest.mark.filterwarnings("error:metrics")

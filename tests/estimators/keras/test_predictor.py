@@ -31,7 +31,7 @@ def test_batches_are_put_together_with_the_model_as_it_was() -> None:
     assert predictor._key == same._key, "a worker keeps the model that it has loaded"
     net.layers[-1].kernel.assign(0 * net.layers[-1].kernel)
     assert KerasPredictor.of(net, {}, ENCODER, (1,), batch_size=3)._key != same._key
-    (outputs,) = pickle.loads(pickle.dumps(predictor)).outputs_for([ROWS])
+    (outputs,) = pickle.loads(pickle.dumps(predictor)).predict_matrices([ROWS])
     assert numpy.allclose(outputs, ROWS.sum(1, keepdims=True)) and outputs.dtype == numpy.float32
 
 
@@ -39,6 +39,6 @@ def test_a_large_model_is_read_from_its_file(tmp_path: Path, monkeypatch: pytest
     net = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
     predictor = KerasPredictor.of(net, {}, ENCODER, (1,), batch_size=3)
     (tmp_path / "file").write_bytes(predictor.payload)
-    monkeypatch.setattr(model_file, "path_of", lambda name: str(tmp_path / name))
-    (outputs,) = replace(predictor, payload=b"", file="file").outputs_for([ROWS])
-    assert numpy.array_equal(outputs, predictor.outputs_for([ROWS])[0])
+    monkeypatch.setattr(model_file, "find_path", lambda name: str(tmp_path / name))
+    (outputs,) = replace(predictor, payload=b"", file="file").predict_matrices([ROWS])
+    assert numpy.array_equal(outputs, predictor.predict_matrices([ROWS])[0])

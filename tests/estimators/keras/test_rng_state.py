@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("keras")
 
 
-from spark_estimator.estimators.keras.rng_state import rng_state, set_rng_state
+from spark_estimator.estimators.keras.rng_state import get_rng_state, set_rng_state
 
 
 def test_random_numbers_continue() -> None:
@@ -18,7 +18,7 @@ def test_random_numbers_continue() -> None:
     random.seed(3)
     numpy.random.standard_normal()  # so that a second number is kept
     random.gauss(0, 1)
-    state = rng_state()
+    state = get_rng_state()
     drawn, python = numpy.random.standard_normal(3), random.gauss(0, 1)
     set_rng_state(state)
     assert numpy.array_equal(numpy.random.standard_normal(3), drawn)

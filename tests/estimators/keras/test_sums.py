@@ -30,14 +30,14 @@ def test_batches_of_unequal_size_count_by_their_rows() -> None:
     net.test_on_batch(x, y)
     sums = Sums(net)
     sums.begin()
-    with sums.adding_up():
+    with sums.add_up():
         first = sums.add(net.test_on_batch(x[:4], y[:4], return_dict=True), 4)
-        state = sums.state()
+        state = sums.get_state()
         sums.add(net.test_on_batch(x[4:], y[4:], return_dict=True), 1)
-        averages = sums.averages()
+        averages = sums.compute_averages()
         sums.take(state)
-        assert sums.averages()["loss"] == pytest.approx(3.5), "restored to the first batch"
+        assert sums.compute_averages()["loss"] == pytest.approx(3.5), "restored to the first batch"
     assert first["loss"] == pytest.approx(3.5)
     assert averages["loss"] == pytest.approx(6) and averages["mae"] == pytest.approx(2)
     sums.begin()
-    assert sums.state()["rows"] == 0
+    assert sums.get_state()["rows"] == 0

@@ -15,8 +15,8 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 import spark_estimator.torch as hvd
 from spark_estimator import DataError
-from spark_estimator.estimators.lightning.callbacks import EpochSums, logged
-from spark_estimator.estimators.torch.checkpoint import packed
+from spark_estimator.estimators.lightning.callbacks import EpochSums, average_logged
+from spark_estimator.estimators.torch.checkpoint import pack
 from tests.estimators.lightning.no_hooks import NoHooks
 
 
@@ -34,51 +34,51 @@ def sums_of(metrics: int = 0, **changed: Any) -> EpochSums:
 def test_losses_are_means_over_rows() -> None:
     sums = sums_of()
     for rows, loss in ((3, 1.0), (1, 5.0)):
-        sums.batch_starts("train", {"x": torch.zeros(rows, 2)}, 0)
-        sums.step_ended("train", {"loss": torch.tensor(loss)})
-    assert sums.averages("train") == [2.0] and sums.averages("validation") == []
+        sums.begin_batch("train", {"x": torch.zeros(rows, 2)}, 0)
+        sums.end_step("train", {"loss": torch.tensor(loss)})
+    assert sums.compute_averages("train") == [2.0] and sums.compute_averages("validation") == []
     assert sums.seen == {"train"}
 
 
 def test_the_counts_continue_from_a_checkpoint() -> None:
     first, second = sums_of(), sums_of()
     for part, rows, loss in (("train", 3, 1.0), ("validation", 2, 7.0)):
-        first.batch_starts(part, torch.zeros(rows), 0)
-        first.step_ended(part, torch.tensor(loss))
-    state = torch.load(io.BytesIO(packed(first.state())), weights_only=True)
+        first.begin_batch(part, torch.zeros(rows), 0)
+        first.end_step(part, torch.tensor(loss))
+    state = torch.load(io.BytesIO(pack(first.get_state())), weights_only=True)
     second.resume(SimpleNamespace(current_epoch=0, max_epochs=1, num_training_batches=2), state, 1)
-    second.batch_starts("train", torch.zeros(1), 1)
-    second.step_ended("train", torch.tensor(5.0))
-    assert second.averages("train") == [2.0] and second.averages("validation") == [7.0]
-    assert second.seen == {"train", "validation"} and first.averages("train") == [1.0]
+    second.begin_batch("train", torch.zeros(1), 1)
+    second.end_step("train", torch.tensor(5.0))
+    assert second.compute_averages("train") == [2.0] and second.compute_averages("validation") == [7.0]
+    assert second.seen == {"train", "validation"} and first.compute_averages("train") == [1.0]
 
 
 def test_metrics_follow_the_loss() -> None:
     sums = sums_of(metrics=2)
-    sums.batch_starts("train", torch.zeros(4), 0)
-    sums.step_ended("train", {"loss": torch.tensor(1.0), "all_metrics": [[2.0], [3.0]]})
-    assert sums.averages("train") == [1.0, 2.0, 3.0]
+    sums.begin_batch("train", torch.zeros(4), 0)
+    sums.end_step("train", {"loss": torch.tensor(1.0), "all_metrics": [[2.0], [3.0]]})
+    assert sums.compute_averages("train") == [1.0, 2.0, 3.0]
 
 
 def test_steps_without_a_loss_do_not_count() -> None:
     sums = sums_of(multiplied=3)
-    sums.batch_starts("train", ["no tensor"], 0)
+    sums.begin_batch("train", ["no tensor"], 0)
     assert (sums.counted, sums.factor) == (1, 3.0)
     for output in (None, {"other": 1}, torch.zeros(2)):
-        sums.step_ended("train", output)
-    assert sums.averages("train") == []
+        sums.end_step("train", output)
+    assert sums.compute_averages("train") == []
 
 
 def test_a_loss_that_is_lost_ends_the_training_if_that_is_wanted() -> None:
     for stop in (False, True):
         sums = sums_of(stop_on_nan=stop)
-        sums.batch_starts("train", torch.zeros(1), 0)
+        sums.begin_batch("train", torch.zeros(1), 0)
         if stop:
             with pytest.raises(DataError, match=r"the loss of a batch on rank 0 was nan \(terminate_on_nan=True\)"):
-                sums.step_ended("train", torch.tensor(float("nan")))
+                sums.end_step("train", torch.tensor(float("nan")))
         else:
-            sums.step_ended("train", torch.tensor(float("nan")))
+            sums.end_step("train", torch.tensor(float("nan")))
 
 
 def test_values_of_single_steps_are_not_logged() -> None:
-    assert logged({"loss": torch.tensor(2.0), "loss_step": torch.tensor(3.0)}) == {"loss": 2.0}
+    assert average_logged({"loss": torch.tensor(2.0), "loss_step": torch.tensor(3.0)}) == {"loss": 2.0}

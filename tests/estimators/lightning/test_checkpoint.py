@@ -17,9 +17,9 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 import lightning.pytorch as pl
 
 import spark_estimator.torch as hvd
-from spark_estimator.estimators.lightning.callbacks import EpochSums, strategy_of
-from spark_estimator.estimators.lightning.checkpoint import CheckpointWriter, begin_after, plain_checkpoint
-from spark_estimator.estimators.torch.checkpoint import packed
+from spark_estimator.estimators.lightning.callbacks import EpochSums, make_strategy
+from spark_estimator.estimators.lightning.checkpoint import CheckpointWriter, begin_after, make_plain_checkpoint
+from spark_estimator.estimators.torch.checkpoint import pack
 from tests.estimators.lightning.no_hooks import NoHooks
 
 OFF = {f"enable_{name}": False for name in ("checkpointing", "progress_bar", "model_summary")}
@@ -52,7 +52,7 @@ class Module(pl.LightningModule):  # type: ignore[misc]
 
 def trainer_of(epochs: int, **arguments: Any) -> Any:
     sums = EpochSums(None, None, 0, NoHooks())
-    strategy = strategy_of("lightning.pytorch", sums, 0)
+    strategy = make_strategy("lightning.pytorch", sums, 0)
     return pl.Trainer(accelerator="cpu", logger=False, max_epochs=epochs, strategy=strategy, **OFF, **arguments)
 
 
@@ -69,9 +69,9 @@ def test_objects_are_left_out_and_epochs_are_counted(limits: dict[str, Any]) -> 
     rows: Any = torch.utils.data.DataLoader(torch.ones(4, 1), batch_size=2)  # type: ignore[arg-type]
     trainer = trainer_of(1, callbacks=[Keeps(3), Keeps(Path("/"))])
     trainer.fit(Module(), rows)
-    content = plain_checkpoint(trainer, tells=False)
+    content = make_plain_checkpoint(trainer, tells=False)
     assert trainer.strategy.in_memory is None
-    again = torch.load(io.BytesIO(packed(content)), weights_only=True)
+    again = torch.load(io.BytesIO(pack(content)), weights_only=True)
     assert set(again["callbacks"]) == {"Keepsint"} and "hyper_parameters" not in again
     assert "net.weight" in again["state_dict"] and len(again["optimizer_states"]) == 1
     other = trainer_of(3, **limits)
@@ -86,7 +86,7 @@ def test_an_epoch_that_is_half_done_continues_or_begins_again() -> None:
     class Taking(pl.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, trainer: Any, module: Any, output: Any, batch: Any, number: int) -> None:
             if number == 1:
-                self.content = plain_checkpoint(trainer, tells=False)
+                self.content = make_plain_checkpoint(trainer, tells=False)
 
     taking = Taking()
     trainer_of(1, callbacks=[taking]).fit(Module(), rows)

@@ -126,7 +126,7 @@ def test_a_module_learns_survives_a_lost_rank_and_is_saved(
     history = model.getHistory()
     assert [entry["epoch"] for entry in history] == list(range(6))
     assert history[-1]["validation"]["loss"] == pytest.approx(history[-1]["logged"]["val_loss"], rel=1e-4)
-    assert history.rows()[-1]["val_loss"] == history[-1]["logged"]["val_loss"]
+    assert history.to_rows()[-1]["val_loss"] == history[-1]["logged"]["val_loss"]
 
     # What it predicts, here and on Spark, of a frame and of a row.
     assert isinstance(model, TorchModel)

@@ -11,7 +11,7 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 
 import lightning.pytorch as pl
 
-from spark_estimator.estimators.lightning.identity import identity_of
+from spark_estimator.estimators.lightning.identity import make_identity
 from spark_estimator.estimators.lightning.parts import LightningParts
 from tests.estimators.specs import spec_of
 
@@ -25,7 +25,7 @@ class Module(pl.LightningModule):  # type: ignore[misc]
 
 def identity(model: Any = None, **parts: Any) -> dict[str, list[str]]:
     framework = LightningParts("lightning.pytorch", model or Module(), None, **parts)
-    return identity_of(spec_of(framework=framework), [7])
+    return make_identity(spec_of(framework=framework), [7])
 
 
 def test_hyperparameters_are_in_it_if_they_are_plain() -> None:

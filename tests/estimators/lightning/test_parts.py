@@ -13,7 +13,7 @@ pytest.importorskip("lightning", reason="the extra 'lightning' is not installed"
 import lightning.pytorch as pl
 
 import spark_estimator.torch as hvd
-from spark_estimator.estimators.lightning.parts import LightningParts, flavour_of, parts_of
+from spark_estimator.estimators.lightning.parts import LightningParts, find_flavour, make_parts
 from spark_estimator.lightning import TorchEstimator
 
 
@@ -37,12 +37,12 @@ class OfLightning1(Module):
 
 
 def made(**parameters: Any) -> LightningParts:
-    return parts_of(TorchEstimator(**{"model": Module(), "label_cols": ["y"], **parameters})._value)[0]
+    return make_parts(TorchEstimator(**{"model": Module(), "label_cols": ["y"], **parameters})._value)[0]
 
 
 def test_a_module_tells_its_package() -> None:
-    assert flavour_of(Module()) == "lightning.pytorch" == made().flavour
-    assert flavour_of(nn.Linear(1, 1)) is None and made().plain is None
+    assert find_flavour(Module()) == "lightning.pytorch" == made().flavour
+    assert find_flavour(nn.Linear(1, 1)) is None and made().plain is None
 
 
 def test_callbacks_of_both_kinds_are_called() -> None:

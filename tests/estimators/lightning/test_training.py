@@ -74,7 +74,7 @@ def module(net: nn.Module | None = None, lr: float = 0.05, **methods: Any) -> An
 
 def spec_of(folder: str, **changed: Any) -> Any:
     from spark_estimator.data.fields import Field
-    from spark_estimator.data.parquet import FileRows, files_at
+    from spark_estimator.data.parquet import FileRows, find_files
     from spark_estimator.data.row_encoder import RowEncoder
     from spark_estimator.estimators.train_spec import TrainSpec
 
@@ -97,7 +97,7 @@ def spec_of(folder: str, **changed: Any) -> Any:
         "large": 1 << 40,
         "store": None,
         "run_id": "run",
-        "source": FileRows(files_at(f"{folder}/{rows}.parquet"), RowEncoder(("x", "y"), (x, y))),
+        "source": FileRows(find_files(f"{folder}/{rows}.parquet"), RowEncoder(("x", "y"), (x, y))),
     }
     return TrainSpec(**{**parameters, **changed})
 

@@ -118,4 +118,4 @@ def test_what_cannot_be_continued_is_refused() -> None:
             model=Learner(), feature_cols=["x"], label_cols=["y"], checkpoint_every_steps=3, **changed
         )
         with pytest.raises(ValueError, match=text):
-            estimator._training()
+            estimator._make_training()

@@ -14,7 +14,7 @@ from torch import nn
 from spark_estimator import DataError
 from spark_estimator.collectives import context
 from spark_estimator.estimators.persistence import checkpoint
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, TrainingProgress, line_of
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, TrainingProgress, describe_epoch
 from spark_estimator.estimators.persistence.run_identity import Identity
 from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.store import Store
@@ -119,13 +119,13 @@ def test_the_best_epoch_is_kept_and_patience_ends_a_training() -> None:
 
 
 def test_the_loss_of_validation_is_watched_if_there_is_one() -> None:
-    assert TrainingProgress.watched(entry(0, 1.0)) == 1.0
-    assert TrainingProgress.watched(entry(0, 1.0, validation={"loss": 2.0})) == 2.0
+    assert TrainingProgress.get_loss(entry(0, 1.0)) == 1.0
+    assert TrainingProgress.get_loss(entry(0, 1.0, validation={"loss": 2.0})) == 2.0
 
 
 def test_lines_of_the_log() -> None:
     results = {"loss": 0.12345, "all_metrics": [[0.5], [2.0]], "metrics": {"accuracy": 0.5, "mae": 2.0}}
-    assert line_of({"epoch": 1, "train": results, "validation": {"loss": 2.0, "all_metrics": [[], []]}}, 3) == (
+    assert describe_epoch({"epoch": 1, "train": results, "validation": {"loss": 2.0, "all_metrics": [[], []]}}, 3) == (
         "epoch 2/3, train loss 0.1235, train accuracy 0.5, train mae 2, validation loss 2"
     )
 
@@ -145,7 +145,7 @@ def test_a_slow_store_is_reported_once(
             now[0] += seconds
             return now[0] > seconds
 
-    monkeypatch.setattr(checkpoint, "saver_for", lambda *_: Slow())
+    monkeypatch.setattr(checkpoint, "make_saver", lambda *_: Slow())
     monkeypatch.setattr(checkpoint, "log_to_driver", texts.append)
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
     saver = checkpoint.Saver(spec_of(store=Store.create(str(tmp_path)), verbose=verbose), TorchForm())

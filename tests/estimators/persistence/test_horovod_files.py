@@ -71,7 +71,7 @@ def test_a_hostile_folder_runs_nothing(tmp_path: Path, marker: Path) -> None:
 
 def test_metadata_that_is_deep_is_none_of_horovod(tmp_path: Path) -> None:
     (tmp_path / "metadata").write_text("[" * 200_000)
-    assert HorovodFile.at(tmp_path) is None
+    assert HorovodFile.read(tmp_path) is None
 
 
 @pytest.mark.parametrize("one_file", [False, True])
@@ -85,7 +85,7 @@ def test_a_model(tmp_path: Path, one_file: bool) -> None:
     assert torch.equal(loaded.getModel().weight, net["model"].weight)  # type: ignore[arg-type]
     assert not loaded.getModel().training
     assert (loaded.getFeatureColumns(), loaded.getOutputCols()) == (["x"], ["guess"])
-    assert loaded.getHistory().rows() == [{"epoch": 0, "train_loss": 0.5, "train_metric_0": 0.25}]
+    assert loaded.getHistory().to_rows() == [{"epoch": 0, "train_loss": 0.5, "train_metric_0": 0.25}]
     assert loaded.getOptimizer().param_groups[0]["lr"] == 0.1
     other = TorchModel.load(path, model=nn.Linear(2, 1), trust=True)
     assert torch.equal(other.getModel().weight, net["model"].weight)  # type: ignore[arg-type]
@@ -118,11 +118,11 @@ def test_an_estimator(tmp_path: Path) -> None:
 
 
 def test_what_is_none_of_horovods_or_cannot_be_opened(tmp_path: Path) -> None:
-    assert HorovodFile.at(tmp_path) is None
+    assert HorovodFile.read(tmp_path) is None
     (tmp_path / "metadata").write_text("{")
-    assert HorovodFile.at(tmp_path) is None
+    assert HorovodFile.read(tmp_path) is None
     (tmp_path / "metadata").write_text(json.dumps({"class": "spark_estimator.TorchModel"}))
-    assert HorovodFile.at(tmp_path) is None
+    assert HorovodFile.read(tmp_path) is None
     path = saved(tmp_path / "model", "horovod.spark.torch.estimator.TorchModel", MODEL)
     part = Path(path) / "metadata" / "part-00000"
     content = json.loads(part.read_text())

@@ -13,7 +13,7 @@ from pyspark.ml import Pipeline
 
 from spark_estimator import KerasEstimator, KerasModel, TorchEstimator, TorchModel
 from spark_estimator import lightning as of_lightning
-from spark_estimator.estimators.persistence.manifest import public_path
+from spark_estimator.estimators.persistence.manifest import get_public_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,14 +35,14 @@ class Mine(TorchEstimator):
 @pytest.mark.parametrize("path", KINDS)
 def test_a_class_is_named_by_its_public_path_and_found_under_the_former_one(path: str) -> None:
     kind, former = KINDS[path]
-    assert public_path(kind) == path
+    assert get_public_path(kind) == path
     module, _, name = path.rpartition(".")
     assert getattr(importlib.import_module(module), name) is kind
     assert getattr(importlib.import_module(f"spark_estimator.estimators.{former}"), name) is kind
 
 
 def test_a_subclass_is_named_by_its_own_module() -> None:
-    assert public_path(Mine) == f"{__name__}.Mine"
+    assert get_public_path(Mine) == f"{__name__}.Mine"
 
 
 @pytest.mark.parametrize("saved_as", ["spark_estimator.TorchEstimator", "spark_estimator.estimators.torch_estimator"])

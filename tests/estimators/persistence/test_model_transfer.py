@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     [("1g", 1 << 30), ("512m", 512 << 20), ("2048", 2 << 30), ("4GB", 4 << 30), ("7b", 7), ("much", None), ("", None)],
 )
 def test_amounts_of_memory(text: str, amount: int | None) -> None:
-    assert model_transfer.parsed_memory(text) == amount
+    assert model_transfer.parse_memory(text) == amount
 
 
 def test_what_could_not_come_back_is_refused_before_it_trains(spark: SparkSession, tmp_path: Path) -> None:
-    memory = model_transfer.driver_memory(spark)
+    memory = model_transfer.get_driver_memory(spark)
     assert memory is not None and memory > 100 << 20, "what the JVM has"
     model_transfer.check_room(spark, memory // 10, None)
     with pytest.raises(PreflightError, match=r"spark\.driver\.memory="):
@@ -59,10 +59,10 @@ def test_a_model_comes_back_through_the_store(
 def test_what_the_store_has_is_what_was_written(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
     path, digest = model_transfer.put(store, "run", b"numbers", "model.pt")
-    assert model_transfer.taken(store, path, digest) == b"numbers"
+    assert model_transfer.download_model(store, path, digest) == b"numbers"
     store.write(path, b"others")
     with pytest.raises(DataError, match="doesn't match the SHA-256 rank 0 reported"):
-        model_transfer.taken(store, path, digest)
+        model_transfer.download_model(store, path, digest)
     Path(path).unlink()
     with pytest.raises(DataError, match=r"its model is in .* on rank 0's host, but the driver cannot read it"):
-        model_transfer.taken(store, path, digest)
+        model_transfer.download_model(store, path, digest)

@@ -148,7 +148,7 @@ def test_two_programs_put_a_folder_in_place(hadoop: Hadoop, spark: SparkSession)
     uri = f"{hadoop.uri}/together/model"
 
     def save(folder: RemoteFolder, text: str) -> None:
-        with folder.replaced(overwrite=True) as new:
+        with folder.replace(overwrite=True) as new:
             (new / MANIFEST_FILE).write_text(text)
 
     def finish() -> None:
@@ -158,13 +158,13 @@ def test_two_programs_put_a_folder_in_place(hadoop: Hadoop, spark: SparkSession)
     for text in ("new", "newer"):
         hadoop_files = HadoopFiles(spark, uri)
         # As a writer leaves it that was killed.
-        with RemoteFolder(f"{hadoop.uri}/together/.model.next", hadoop_files).replaced(overwrite=False) as new:
+        with RemoteFolder(f"{hadoop.uri}/together/.model.next", hadoop_files).replace(overwrite=False) as new:
             (new / MANIFEST_FILE).write_text(text)
         RemoteFolder(uri, LateMove(spark, uri, finish))._finish()
-        with RemoteFolder(uri, hadoop_files).fetched() as copy:
+        with RemoteFolder(uri, hadoop_files).fetch() as copy:
             assert (copy / MANIFEST_FILE).read_text() == text
     with pytest.raises(FileExistsError):
-        with RemoteFolder(uri, HadoopFiles(spark, uri)).replaced(overwrite=False):
+        with RemoteFolder(uri, HadoopFiles(spark, uri)).replace(overwrite=False):
             pass
     assert hadoop.shell("-ls", f"{hadoop.uri}/together").count("model") == 1
 
@@ -179,9 +179,9 @@ def test_a_path_without_a_name(path: str) -> None:
 def test_a_path_without_a_session(tmp_path: Path) -> None:
     """It is this machine's, unless Hadoop is configured so that Spark takes it for another."""
     program = (
-        "from spark_estimator.estimators.persistence.remote_folders import folder_at\n"
+        "from spark_estimator.estimators.persistence.remote_folders import find_folder\n"
         "for path in ('/models/a', 'file:///models/a', 's3a://bucket/a'):\n"
-        "    try: print(folder_at(path))\n"
+        "    try: print(find_folder(path))\n"
         "    except Exception as error: print(str(error).splitlines()[0])\n"
     )
 
@@ -207,15 +207,15 @@ def test_a_file_system_of_fsspec() -> None:
     """By which a client of Spark Connect writes where its server does not. Large files are whole."""
     for text in ("old", "new"):
         folder = RemoteFolder("memory://models/of fsspec", FsspecFiles("memory://models/of fsspec"))
-        with folder.replaced(overwrite=True) as new:
+        with folder.replace(overwrite=True) as new:
             (new / "inside").mkdir()
             (new / "inside" / f"{text}.txt").write_text(text)
             (new / MANIFEST_FILE).write_text(text)
-        with folder.fetched() as copy:
+        with folder.fetch() as copy:
             assert {str(file.relative_to(copy)) for file in copy.rglob("*.*")} == {f"inside/{text}.txt", MANIFEST_FILE}
             assert (copy / "inside" / f"{text}.txt").read_text() == text
     with pytest.raises(FileExistsError, match=r"memory://models/of fsspec is not saved.*exists already"):
-        with folder.replaced(overwrite=False):
+        with folder.replace(overwrite=False):
             pass
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor
-from spark_estimator.estimators.persistence.resumed_run import line_of_return, warning_of
+from spark_estimator.estimators.persistence.resumed_run import describe_ignored, describe_return
 from tests.estimators.specs import spec_of
 
 ENTRY = {"epoch": 0, "train": {"loss": 1.0, "all_metrics": []}}
@@ -18,11 +18,11 @@ KEPT = Checkpoint({}, 5, {}, [ENTRY, ENTRY], None, [{}, {}], initial="first", ow
 
 def test_the_line_of_the_log() -> None:
     kept = Checkpoint({}, 1, {}, [ENTRY], None)
-    assert line_of_return("r", kept, 1, again=False).startswith("run 'r' has already finished 1 epochs")
-    assert line_of_return("r", kept, 2, again=False) == "run 'r' resumes from its checkpoint after epoch 1"
+    assert describe_return("r", kept, 1, again=False).startswith("run 'r' has already finished 1 epochs")
+    assert describe_return("r", kept, 2, again=False) == "run 'r' resumes from its checkpoint after epoch 1"
     within = replace(kept, cursor=Cursor(4, 64, [7]))
-    assert line_of_return("r", within, 2, again=False).endswith("after epoch 1 and 4 steps (64 rows) of the next")
-    assert "restarts: its rows are distributed differently" in line_of_return("r", within, 2, again=True)
+    assert describe_return("r", within, 2, again=False).endswith("after epoch 1 and 4 steps (64 rows) of the next")
+    assert "restarts: its rows are distributed differently" in describe_return("r", within, 2, again=True)
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,16 @@ def test_a_finished_run_trains_nothing_and_names_what_has_no_effect(
     changed: dict[str, Any], ranks: int, words: str
 ) -> None:
     spec = spec_of(**{"owner": "this fit", "initial": "first", **changed})
-    text = warning_of(spec, KEPT, 2, ranks)
+    text = describe_ignored(spec, KEPT, 2, ranks)
     assert text.startswith("run_id='run' has finished before, after 2 epochs") and words in text
 
 
 def test_a_run_that_trains_on_warns_of_its_seed_alone() -> None:
     spec = spec_of(epochs=4, owner="this fit", initial="others", seed=9)
-    assert not warning_of(spec, KEPT, 4, 3)
-    text = warning_of(replace(spec, has_given_seed=True), KEPT, 4, 3)
+    assert not describe_ignored(spec, KEPT, 4, 3)
+    text = describe_ignored(replace(spec, has_given_seed=True), KEPT, 4, 3)
     assert text == "run_id='run' has resumed, and random_seed=9 (the run has 5) has had no effect."
 
 
 def test_a_restart_within_a_fit_is_no_surprise() -> None:
-    assert not warning_of(spec_of(owner=KEPT.owner, seed=9, has_given_seed=True), KEPT, 2, 3)
+    assert not describe_ignored(spec_of(owner=KEPT.owner, seed=9, has_given_seed=True), KEPT, 2, 3)

@@ -19,7 +19,7 @@ import pytest
 from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.estimators.persistence import model_transfer, run_lease
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Saver, load
-from spark_estimator.estimators.persistence.run_lease import Fence, SupersededError, held
+from spark_estimator.estimators.persistence.run_lease import Fence, SupersededError, hold_lease
 from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.store import FilesystemStore, Store
@@ -66,7 +66,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 def attempt(spec: TrainSpec, number: int, monkeypatch: pytest.MonkeyPatch) -> Saver:
     """What rank 0 of that attempt has, once it has looked for a checkpoint."""
     monkeypatch.setenv("SPARK_ESTIMATOR_ATTEMPT", str(number))
-    fence = Fence.of(spec)
+    fence = Fence.from_spec(spec)
     assert fence is not None
     fence.take()
     return Saver(spec, TorchForm())
@@ -79,7 +79,7 @@ def save(saver: Saver, epochs: int) -> None:
 
 def epochs_in(spec: TrainSpec) -> int:
     assert spec.store is not None and spec.checkpoint_path is not None
-    return int(TorchForm().unpacked(spec.store.read(spec.checkpoint_path))["epoch"]) + 1
+    return int(TorchForm().unpack(spec.store.read(spec.checkpoint_path))["epoch"]) + 1
 
 
 def lease_of(store: Store, **changed: Any) -> None:
@@ -182,7 +182,7 @@ def test_a_fence_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
 
 
 def test_without_a_store_there_is_no_fence() -> None:
-    assert Fence.of(spec_of()) is None
+    assert Fence.from_spec(spec_of()) is None
 
 
 # --- the lease --------------------------------------------------------------------------------------------------------
@@ -199,27 +199,30 @@ def test_a_second_driver_is_refused_at_once_while_the_first_lives_on_its_host(st
     words = (
         rf"run_id='run' is in use: a driver \(pid {os.getpid()}, user .*, host .*, since 20.*\) trains it in .*run\. "
     )
-    with held(spec_of(store=store, owner="first")):
+    with hold_lease(spec_of(store=store, owner="first")):
         with pytest.raises(PreflightError, match=words + r"Wait until .* choose another run_id.* ends 60 seconds"):
-            with held(spec_of(store=store, owner="second")):
+            with hold_lease(spec_of(store=store, owner="second")):
                 raise AssertionError
-        with held(spec_of(store=store, owner="other", run_id="another")):
+        with hold_lease(spec_of(store=store, owner="other", run_id="another")):
             pass
-    with held(spec_of(store=store, owner="second")):
+    with hold_lease(spec_of(store=store, owner="second")):
         pass
 
 
 def test_a_driver_of_this_host_that_has_died_holds_nothing(store: Store) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = run_lease._start_of(process.pid)
-    lease_of(store, place=run_lease._place(), pid=process.pid, started=started)
-    with pytest.raises(PreflightError, match=f"pid {process.pid}, user ada"), held(spec_of(store=store, owner="mine")):
+    started = run_lease._get_start(process.pid)
+    lease_of(store, place=run_lease._find_place(), pid=process.pid, started=started)
+    with (
+        pytest.raises(PreflightError, match=f"pid {process.pid}, user ada"),
+        hold_lease(spec_of(store=store, owner="mine")),
+    ):
         raise AssertionError
     process.communicate(b"\n")
-    with held(spec_of(store=store, owner="mine")):
+    with hold_lease(spec_of(store=store, owner="mine")):
         pass
-    lease_of(store, place=run_lease._place(), pid=os.getpid(), started="another process had this id")
-    with held(spec_of(store=store, owner="mine")):
+    lease_of(store, place=run_lease._find_place(), pid=os.getpid(), started="another process had this id")
+    with hold_lease(spec_of(store=store, owner="mine")):
         pass
 
 
@@ -238,12 +241,12 @@ def test_a_driver_elsewhere_is_known_by_its_renewals(store: Store) -> None:
     thread.start()
     try:
         with pytest.raises(PreflightError, match="pid 7, user ada, host far, since 2026-01-02"):
-            with held(spec_of(store=store, owner="mine")):
+            with hold_lease(spec_of(store=store, owner="mine")):
                 raise AssertionError
     finally:
         ended.set()
         thread.join()
-    with held(spec_of(store=store, owner="mine")):  # it renews no more
+    with hold_lease(spec_of(store=store, owner="mine")):  # it renews no more
         lease = json.loads(store.read(f"{store.get_run_path('run')}/driver.json"))
         assert lease["owner"] == "mine"
 
@@ -254,7 +257,7 @@ def test_a_driver_that_was_replaced_does_not_renew_or_remove_the_lease(
 ) -> None:
     renewals = threading.Event()
     logged = run_lease._log.error
-    with held(spec_of(store=store, owner="mine")), pytest.MonkeyPatch.context() as patch:
+    with hold_lease(spec_of(store=store, owner="mine")), pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_lease._log, "error", lambda *args: (logged(*args), renewals.set()))
         lease_of(store)
         # A renewal that had begun may overwrite it once.
@@ -269,13 +272,13 @@ def test_a_driver_that_was_replaced_does_not_renew_or_remove_the_lease(
 def test_what_is_no_lease_holds_nobody_back(store: Store) -> None:
     for content in (b"", b"\xff{", b"[1]", b"{}"):
         store.write(f"{store.get_run_path('run')}/driver.json", content)
-        with held(spec_of(store=store, owner="mine")):
+        with hold_lease(spec_of(store=store, owner="mine")):
             pass
 
 
 def test_a_store_that_only_the_ranks_can_use_has_no_lease(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("no folder")
-    with held(spec_of(store=Store.create(str(tmp_path)), owner="mine")), held(spec_of(owner="mine")):
+    with hold_lease(spec_of(store=Store.create(str(tmp_path)), owner="mine")), hold_lease(spec_of(owner="mine")):
         pass
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from spark_estimator import DataError, TorchEstimator
 from spark_estimator.estimators.params import TableParams
-from spark_estimator.estimators.persistence.subclass_params import new_instance, write_subclass
+from spark_estimator.estimators.persistence.subclass_params import make_instance, write_subclass
 
 
 class Adding(TorchEstimator):
@@ -54,4 +54,4 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
 
 def test_a_plain_estimator_adds_nothing(tmp_path: Path) -> None:
     assert write_subclass(TorchEstimator(model=nn.Linear(1, 1)), tmp_path) == {}
-    assert new_instance(Adding, TableParams, epochs=2).getEpochs() == 2
+    assert make_instance(Adding, TableParams, epochs=2).getEpochs() == 2

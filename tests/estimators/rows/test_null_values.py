@@ -15,8 +15,8 @@ from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel
 from spark_estimator.data.fields import Field
-from spark_estimator.data.parquet import files_at
-from spark_estimator.estimators.rows.null_values import measured_in_files, measured_in_frame
+from spark_estimator.data.parquet import find_files
+from spark_estimator.estimators.rows.null_values import measure_files, measure_frame
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.sampling import sample_files, sample_frame
 
@@ -48,15 +48,15 @@ def frame(spark: SparkSession) -> DataFrame:
 
 def request_of(nulls: Any, features: list[str] = FEATURES, marker: str | None = None, **changed: Any) -> RowRequest:
     estimator = TorchEstimator(feature_cols=features, label_cols=["y"], nulls=nulls, **changed)
-    return RowRequest.of(estimator._value, marker)
+    return RowRequest.from_parameters(estimator._value, marker)
 
 
 def values_of(frame: DataFrame, tmp_path: Path, request: RowRequest) -> dict[str, float]:
     """The numbers by Spark, which are those of files but for the last digits."""
-    columns = measured_in_frame(frame, sample_frame(frame, request).columns)
+    columns = measure_frame(frame, sample_frame(frame, request).columns)
     frame.write.parquet(f"{tmp_path}/rows")
-    files = files_at(f"{tmp_path}/rows")
-    of_files = measured_in_files(files, sample_files(files, request).columns)
+    files = find_files(f"{tmp_path}/rows")
+    of_files = measure_files(files, sample_files(files, request).columns)
     assert columns.encoder.nulls == {**columns.null_values, **_others(request)}
     assert of_files.null_values == pytest.approx(columns.null_values, rel=1e-12)
     return dict(columns.null_values)
@@ -97,13 +97,13 @@ def test_each_column_has_its_own(frame: DataFrame, tmp_path: Path) -> None:
 )
 def test_what_has_no_statistic_is_refused(frame: DataFrame, nulls: Any, features: list[str], words: str) -> None:
     with pytest.raises(DataError, match=words):
-        measured_in_frame(frame, sample_frame(frame, request_of(nulls, features)).columns)
+        measure_frame(frame, sample_frame(frame, request_of(nulls, features)).columns)
 
 
 def test_a_sum_beyond_the_largest_double_is_refused(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(1e308, 0.5), (1e308, 0.5), (None, 0.5)], "income double, y float")
     with pytest.raises(DataError, match="'income' has no mean: the sum of its values is inf"):
-        measured_in_frame(frame, sample_frame(frame, request_of("mean", ["income"])).columns)
+        measure_frame(frame, sample_frame(frame, request_of("mean", ["income"])).columns)
 
 
 def test_not_with_a_transformation(frame: DataFrame) -> None:
@@ -135,7 +135,7 @@ def test_predictions_replace_nulls_too(spark: SparkSession, tmp_path: Path) -> N
     frame = spark.createDataFrame(rows, "years int, income double")
     renamed = loaded.setFeatureColumns(["years", "income"])
     assert [row.y__output for row in renamed.transform(frame).collect()] == [3.0, 12.0, None]
-    predicted = renamed._frame_predictor().frame(pandas.DataFrame(rows, columns=["years", "income"]))
+    predicted = renamed._make_frame_predictor().predict_frame(pandas.DataFrame(rows, columns=["years", "income"]))
     assert predicted["y__output"].tolist()[:2] == [3.0, 12.0] and predicted["y__output"].isna().tolist()[2]
     features = {"years": [1, None], "income": [2.0, 2.0]}
     assert numpy.array_equal(renamed.predict(features), [[3.0], [12.0]])
@@ -157,7 +157,7 @@ def test_nan_is_null_to_transform_and_predict(spark: SparkSession) -> None:
         pandas.DataFrame({"age": [1, None, 3, None], "income": [2.0, None, None, 4.0]}, dtype=object),
     ):
         assert made.predict(pandas_frame).ravel().tolist() == expected
-        assert made._frame_predictor().frame(pandas_frame)["y__output"].tolist() == expected
+        assert made._make_frame_predictor().predict_frame(pandas_frame)["y__output"].tolist() == expected
     array = numpy.array([[1.0, 2.0], [nan, nan], [3.0, nan], [nan, 4.0]])
     assert made.predict(array).ravel().tolist() == expected and numpy.isnan(array).sum() == 4
 

@@ -12,7 +12,7 @@ from spark_estimator.estimators.rows.request import RowRequest
 
 
 def request_of(marker: str | None = None, **parameters: Any) -> RowRequest:
-    return RowRequest.of(TorchEstimator(label_cols=["y"], **parameters)._value, marker)
+    return RowRequest.from_parameters(TorchEstimator(label_cols=["y"], **parameters)._value, marker)
 
 
 def test_parameters_become_a_request() -> None:

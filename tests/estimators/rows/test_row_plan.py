@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator
-from spark_estimator.data.parquet import files_at
+from spark_estimator.data.parquet import find_files
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import plan_files
 from spark_estimator.estimators.torch.check import TorchTrial
-from spark_estimator.estimators.torch.parts import parts_of
+from spark_estimator.estimators.torch.parts import make_parts
 from spark_estimator.estimators.train_spec import TrainSpec
 
 
@@ -27,9 +27,9 @@ def test_a_plan_has_columns_tensors_and_source(tmp_path: Path) -> None:
     estimator = TorchEstimator(
         model=net, optimizer=torch.optim.SGD(net.parameters(), 0.1), loss=nn.MSELoss(), label_cols=["y"]
     )
-    trial = TorchTrial(parts_of(estimator._value)[0])
-    files = files_at(str(tmp_path / "rows.parquet"))
-    plan = plan_files(files, None, RowRequest.of(estimator._value, None), trial)
+    trial = TorchTrial(make_parts(estimator._value)[0])
+    files = find_files(str(tmp_path / "rows.parquet"))
+    plan = plan_files(files, None, RowRequest.from_parameters(estimator._value, None), trial)
     (field,) = plan.fields.inputs
     assert (field.names, field.shape, field.dtype) == (("a", "b"), (2,), "float32"), "they are side by side"
     assert [column.name for column in plan.columns.fed] == ["a", "b", "y"]
@@ -37,13 +37,13 @@ def test_a_plan_has_columns_tensors_and_source(tmp_path: Path) -> None:
     assert plan.source.source is not None
     spool, _ = plan.source.source.read(0, 1)
     assert spool.matrices[0].tolist() == [[1.0, 3.0], [2.0, 4.0]]
-    spec = TrainSpec.of(estimator._value, run_id="run", large=1, framework=None, **plan.spec_fields())
+    spec = TrainSpec.from_parameters(estimator._value, run_id="run", large=1, framework=None, **plan.to_spec_fields())
     assert (spec.fields, spec.source, spec.held_source) == (plan.fields.all, plan.source.source, None)
     assert (spec.batch_size, spec.kept, spec.categories, spec.transform_validation) == (32, None, (), True)
     with pytest.raises(DataError, match="no column 'b'"):
         plan_files(
-            files_at(str(tmp_path / "other.parquet")),
+            find_files(str(tmp_path / "other.parquet")),
             None,
-            RowRequest.of(estimator.setFeatureCols(["a", "b"])._value, None),
+            RowRequest.from_parameters(estimator.setFeatureCols(["a", "b"])._value, None),
             trial,
         )

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from spark_estimator import DataError, TorchEstimator
-from spark_estimator.data.parquet import DataFiles, files_at
+from spark_estimator.data.parquet import DataFiles, find_files
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.sampling import RowSample, sample_files
 
@@ -27,11 +27,13 @@ def files(tmp_path: Path) -> DataFiles:
         "CrossValidator_0a1b_rand": [0.1, 0.2, 0.3],
     }
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
-    return files_at(str(tmp_path / "rows.parquet"))
+    return find_files(str(tmp_path / "rows.parquet"))
 
 
 def sample(files: DataFiles, marker: str | None = None, **parameters: Any) -> RowSample:
-    return sample_files(files, RowRequest.of(TorchEstimator(label_cols=["y"], **parameters)._value, marker))
+    return sample_files(
+        files, RowRequest.from_parameters(TorchEstimator(label_cols=["y"], **parameters)._value, marker)
+    )
 
 
 def test_columns_have_roles_types_and_first_rows(files: DataFiles) -> None:
@@ -67,7 +69,7 @@ def test_columns_that_cannot_be_trained_on(
 def test_columns_of_tuning_are_no_features_by_default(tmp_path: Path) -> None:
     columns = {"a": [1.0], "y": [0.5], "CrossValidator_0a1b_rand": [0.1], "TrainValidationSplit_9_rand": [0.1]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
-    result = sample(files_at(str(tmp_path / "rows.parquet")))
+    result = sample(find_files(str(tmp_path / "rows.parquet")))
     assert [column.name for column in result.columns.features] == ["a"]
 
 
@@ -75,4 +77,4 @@ def test_files_without_rows(tmp_path: Path) -> None:
     empty = pyarrow.table({"a": pyarrow.array([], pyarrow.float32()), "y": pyarrow.array([], pyarrow.float32())})
     pyarrow.parquet.write_table(empty, tmp_path / "rows.parquet")
     with pytest.raises(DataError, match=r"the DataFrame has no rows\."):
-        sample(files_at(str(tmp_path / "rows.parquet")))
+        sample(find_files(str(tmp_path / "rows.parquet")))

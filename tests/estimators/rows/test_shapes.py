@@ -11,7 +11,14 @@ from spark_estimator import DataError
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.rows.sampling import Columns, RowSample
-from spark_estimator.estimators.rows.shapes import Fields, LabelError, class_error, fitting_fields, not_finite, shown
+from spark_estimator.estimators.rows.shapes import (
+    Fields,
+    LabelError,
+    describe_fields,
+    find_fields,
+    find_not_finite,
+    make_class_error,
+)
 
 
 class Model:
@@ -26,7 +33,7 @@ class Model:
         self.wants = wants
         self.tried: list[list[str]] = []
 
-    def positional(self) -> tuple[int, float]:
+    def count_positional(self) -> tuple[int, float]:
         return self.inputs, self.inputs
 
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
@@ -59,7 +66,7 @@ def sample_of(features: dict[str, list[Any]], label: list[Any]) -> RowSample:
 
 def test_types_are_tried_until_they_fit() -> None:
     model = Model(1, ["float32", "int64"])
-    fields = fitting_fields(sample_of({"a": [1, 2]}, [0.0, 1.0]), model, None)
+    fields = find_fields(sample_of({"a": [1, 2]}, [0.0, 1.0]), model, None)
     assert model.tried[0] == ["int64", "float32"], "the columns' own types are tried first"
     assert ([field.dtype for field in fields.all], fields.outputs) == (["float32", "int64"], (1,))
 
@@ -67,7 +74,7 @@ def test_types_are_tried_until_they_fit() -> None:
 def test_a_label_with_fractions_is_no_class() -> None:
     model = Model(1, ["float32", "int64"])
     with pytest.raises(DataError, match=r"failed on the driver with RuntimeError: not \['float32', 'float32'\]\. The "):
-        fitting_fields(sample_of({"a": [1.0, 2.0]}, [0.0, 0.5]), model, None)
+        find_fields(sample_of({"a": [1.0, 2.0]}, [0.0, 0.5]), model, None)
     assert model.tried == [["float32", "float32"]]
 
 
@@ -89,18 +96,18 @@ def test_a_failure_of_the_model_has_the_remedy_that_fits(failure: str, remedy: s
             raise RuntimeError(failure)
 
     with pytest.raises(DataError) as caught:
-        fitting_fields(sample_of({"a": [1.0, 2.0]}, [0.0, 0.5]), Fails(1, []), None)
+        find_fields(sample_of({"a": [1.0, 2.0]}, [0.0, 0.5]), Fails(1, []), None)
     after = str(caught.value).partition("the loss's labels y: float32[-1].")[2].partition("\nmore: ")[0]
     assert after.startswith(remedy) and bool(after) == bool(remedy)
 
 
 def test_columns_are_inputs_or_stand_side_by_side() -> None:
     two = sample_of({"a": [1.0, 2.0], "b": [3.0, 4.0]}, [0.5, 1.5])
-    apart = fitting_fields(two, Model(2, ["float32"] * 3), None)
+    apart = find_fields(two, Model(2, ["float32"] * 3), None)
     assert [field.names for field in apart.inputs] == [("a",), ("b",)]
-    together = fitting_fields(two, Model(1, ["float32"] * 2), None)
+    together = find_fields(two, Model(1, ["float32"] * 2), None)
     assert [(field.names, field.shape) for field in together.inputs] == [(("a", "b"), (2,))]
-    shaped = fitting_fields(two, Model(1, ["float32"] * 2), [[-1, 2, 1]])
+    shaped = find_fields(two, Model(1, ["float32"] * 2), [[-1, 2, 1]])
     assert shaped.inputs[0].shape == (2, 1)
     for model, shapes, words in (
         (Model(3, []), None, r"takes 3 inputs, but there are 2 feature columns \('a', 'b'\)"),
@@ -108,20 +115,22 @@ def test_columns_are_inputs_or_stand_side_by_side() -> None:
         (Model(1, []), [[-1]] * 3, "input_shapes has 3 shapes for 2 feature columns"),
     ):
         with pytest.raises(DataError, match=words):
-            fitting_fields(two, model, shapes)
+            find_fields(two, model, shapes)
 
 
 def test_values_that_are_not_finite_are_named() -> None:
     sample = sample_of({"a": [1.0, 2.0], "b": [3.0, float("inf")]}, [0.5, 1.5])
-    fields = fitting_fields(sample, Model(1, ["float32"] * 2), None)
-    text = not_finite(sample.rows, fields)
+    fields = find_fields(sample, Model(1, ["float32"] * 2), None)
+    text = find_not_finite(sample.rows, fields)
     assert text == "column 'b' contains inf. Filter such rows of the DataFrame, or replace the value"
-    assert not_finite(sample.rows.slice(0, 1), fields) == ""
-    assert shown(fields).startswith("The model's inputs were a, b: float32[-1, 2]; the loss's labels y: float32[-1].")
+    assert find_not_finite(sample.rows.slice(0, 1), fields) == ""
+    assert describe_fields(fields).startswith(
+        "The model's inputs were a, b: float32[-1, 2]; the loss's labels y: float32[-1]."
+    )
 
 
 def test_the_error_of_a_class_has_the_number_of_classes() -> None:
-    assert "column 'y' contains class 7, but the model's output has 3 classes" in str(class_error("y", 7, 3))
+    assert "column 'y' contains class 7, but the model's output has 3 classes" in str(make_class_error("y", 7, 3))
 
 
 def many_labels(count: int) -> RowSample:
@@ -151,14 +160,14 @@ class NamesLabels(Model):
 def test_the_trials_do_not_grow_with_the_labels() -> None:
     wants = ["int64" if number % 3 else "float32" for number in range(60)]
     model = NamesLabels(1, wants)
-    fields = fitting_fields(many_labels(60), model, None)
+    fields = find_fields(many_labels(60), model, None)
     assert [field.dtype for field in fields.labels] == wants
     assert len(model.tried) == 2
     fails = NamesLabels(1, [*wants[:-1], "float16"])
     with pytest.raises(DataError, match=r"with RuntimeError: y59 is int64\. The "):
-        fitting_fields(many_labels(60), fails, None)
+        find_fields(many_labels(60), fails, None)
     assert len(fails.tried) == 2
     nameless = Model(1, ["float32", *wants])
     with pytest.raises(DataError, match="failed on the driver with RuntimeError: not"):
-        fitting_fields(many_labels(60), nameless, None)
+        find_fields(many_labels(60), nameless, None)
     assert len(nameless.tried) == 17, "the first types, the last ones, and some mixtures"

@@ -16,14 +16,14 @@ from torch import nn
 
 from spark_estimator import DataError, TorchEstimator
 from spark_estimator.collectives import context
-from spark_estimator.data.parquet import DataFiles, files_at
+from spark_estimator.data.parquet import DataFiles, find_files
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.estimators.rank_run import begin
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import plan_files
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.checkpoint import TorchForm
-from spark_estimator.estimators.torch.parts import parts_of
+from spark_estimator.estimators.torch.parts import make_parts
 from spark_estimator.store import Store
 from tests.estimators.specs import spec_of
 
@@ -56,7 +56,7 @@ def table(first: int = 0, rows: int = ROWS) -> pyarrow.Table:
 
 def files(folder: Path, of: pyarrow.Table, name: str = "rows") -> DataFiles:
     pyarrow.parquet.write_table(of, folder / f"{name}.parquet", row_group_size=30)
-    return files_at(str(folder / f"{name}.parquet"))
+    return find_files(str(folder / f"{name}.parquet"))
 
 
 def estimator(**changed: Any) -> TorchEstimator:
@@ -68,9 +68,11 @@ def estimator(**changed: Any) -> TorchEstimator:
 
 def values_of(made: TorchEstimator, train: DataFiles, held: DataFiles | None = None, **spec: Any) -> tuple[Any, Any]:
     """The sorted values of x that a rank trains on, and validates on."""
-    trial = TorchTrial(parts_of(made._value)[0])
+    trial = TorchTrial(make_parts(made._value)[0])
     validation = made._value("validation") if held is None else None
-    plan = plan_files(train, held, RowRequest.of(made._value, validation, separate=held is not None), trial)
+    plan = plan_files(
+        train, held, RowRequest.from_parameters(made._value, validation, separate=held is not None), trial
+    )
     run = begin(
         spec_of(
             inputs=plan.fields.inputs,
@@ -87,7 +89,7 @@ def values_of(made: TorchEstimator, train: DataFiles, held: DataFiles | None = N
     )
     assert run.held is not None
     return tuple(
-        numpy.sort(numpy.concatenate([batch.matrices[0][: batch.rows, 0] for batch in rows.batches(16)]))
+        numpy.sort(numpy.concatenate([batch.matrices[0][: batch.rows, 0] for batch in rows.read_batches(16)]))
         for rows in (run.rows, run.held)
     )
 
@@ -180,7 +182,10 @@ def test_columns_that_need_the_function_are_refused(
 def test_without_validation_it_has_no_effect(tmp_path: Path) -> None:
     made = estimator(**CREATED)
     plan = plan_files(
-        files(tmp_path, table()), None, RowRequest.of(made._value, None), TorchTrial(parts_of(made._value)[0])
+        files(tmp_path, table()),
+        None,
+        RowRequest.from_parameters(made._value, None),
+        TorchTrial(make_parts(made._value)[0]),
     )
     assert plan.columns.encoder.transforms_marked
 

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator
-from spark_estimator.data.parquet import files_at
+from spark_estimator.data.parquet import find_files
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import plan_frame
 from spark_estimator.estimators.rows.sampling import Columns, sample_files, sample_frame
-from spark_estimator.estimators.rows.vocabularies import counted_in_files, counted_in_frame
+from spark_estimator.estimators.rows.vocabularies import count_files, count_frame
 from spark_estimator.estimators.torch.check import TorchTrial
-from spark_estimator.estimators.torch.parts import parts_of
+from spark_estimator.estimators.torch.parts import make_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,7 +70,7 @@ SIZES = {"city": 6, "code": 4, "flag": 10, "tags": 5, "sizes": 3}
 
 def request_of(marker: str | None = None, **changed: Any) -> RowRequest:
     parameters = {"feature_cols": [*SIZES, "x"], "label_cols": ["y"], "categories": SIZES, "padding": 0, "nulls": 0.5}
-    return RowRequest.of(TorchEstimator(**{**parameters, **changed})._value, marker)
+    return RowRequest.from_parameters(TorchEstimator(**{**parameters, **changed})._value, marker)
 
 
 def values_of(columns: Columns) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def values_of(columns: Columns) -> dict[str, Any]:
 def both(frame: DataFrame, tmp_path: Path, request: RowRequest) -> dict[str, Any]:
     """The vocabularies: those of Spark, which are those of files."""
     frame.write.parquet(f"{tmp_path}/rows")
-    files = files_at(f"{tmp_path}/rows")
-    by_spark = values_of(counted_in_frame(frame, sample_frame(frame, request).columns))
-    assert values_of(counted_in_files(files, sample_files(files, request).columns)) == by_spark
+    files = find_files(f"{tmp_path}/rows")
+    by_spark = values_of(count_frame(frame, sample_frame(frame, request).columns))
+    assert values_of(count_files(files, sample_files(files, request).columns)) == by_spark
     return by_spark
 
 
@@ -140,7 +140,7 @@ def test_spark_reads_each_row_once_for_all_columns(spark: SparkSession) -> None:
     request = request_of(feature_cols=["city", "code"], categories={"city": 5, "code": 5})
     columns = sample_frame(frame, request).columns
     before = reads.value
-    assert values_of(counted_in_frame(frame, columns)) == {"city": ["a0", "a1", "a2", "a3"], "code": [0, 1, 2]}
+    assert values_of(count_frame(frame, columns)) == {"city": ["a0", "a1", "a2", "a3"], "code": [0, 1, 2]}
     assert reads.value - before == 500
 
 
@@ -160,10 +160,10 @@ def test_columns_that_share_a_vocabulary(spark: SparkSession, tmp_path: Path) ->
     request = request_of(feature_cols=list(SHARED), categories=SHARED)
     values = both(visits(spark), tmp_path, request)
     assert values == {"item": ["c", "a", "b"], "history": "item", "code": [1, 7], "before": "code"}
-    columns = counted_in_frame(visits(spark), sample_frame(visits(spark), request).columns)
+    columns = count_frame(visits(spark), sample_frame(visits(spark), request).columns)
     assert [column.ids for column in columns.features] == [4, 4, 3, 3]
     history = pyarrow.array([["c", "b", "z"]])
-    assert columns.encoder.categories["history"].ids(history).to_pylist() == [[1, 3, 0]]
+    assert columns.encoder.categories["history"].find_ids(history).to_pylist() == [[1, 3, 0]]
 
 
 def test_columns_of_texts_and_numbers_share_no_vocabulary(frame: DataFrame) -> None:
@@ -212,7 +212,7 @@ def test_columns_without_a_warning(spark: SparkSession, kinds: str, made: list[R
         request = request_of(feature_cols=[first, second], categories={first: 400, second: entry})
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            counted_in_frame(frame, sample_frame(frame, request).columns)
+            count_frame(frame, sample_frame(frame, request).columns)
 
 
 @pytest.mark.parametrize(
@@ -228,11 +228,11 @@ def test_columns_without_categories(
     frame = spark.createDataFrame([(value, 0.5)] * 3, "a string, y float")
     request = request_of(feature_cols=["a"], categories=categories)
     frame.write.parquet(f"{tmp_path}/rows")
-    files = files_at(f"{tmp_path}/rows")
+    files = find_files(f"{tmp_path}/rows")
     with pytest.raises(DataError, match=words):
-        counted_in_frame(frame, sample_frame(frame, request).columns)
+        count_frame(frame, sample_frame(frame, request).columns)
     with pytest.raises(DataError, match=words):
-        counted_in_files(files, sample_files(files, request).columns)
+        count_files(files, sample_files(files, request).columns)
 
 
 @pytest.mark.parametrize(
@@ -278,8 +278,10 @@ def embedding_estimator(size: int, categories: Any) -> TorchEstimator:
 def test_a_vocabulary_is_sent_once(frame: DataFrame) -> None:
     """To the tasks that read the rows, and not to the ranks that train on ids."""
     estimator = embedding_estimator(6, 6)
-    trial = TorchTrial(parts_of(estimator._value)[0])
-    plan = plan_frame(frame, RowRequest.of(estimator._value, None), trial, read_files=False, store=None, size=1)
+    trial = TorchTrial(make_parts(estimator._value)[0])
+    plan = plan_frame(
+        frame, RowRequest.from_parameters(estimator._value, None), trial, read_files=False, store=None, size=1
+    )
     assert plan.source.rows is not None
     value = values_of(plan.columns)["city"][0].encode()
     assert cloudpickle.dumps(plan.source.rows.feed).count(value) == 1

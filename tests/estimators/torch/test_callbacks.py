@@ -42,7 +42,7 @@ def test_methods_that_are_missing_are_left_out() -> None:
 
 def test_without_callbacks_nothing_is_exchanged() -> None:
     assert not hvd.is_initialized()
-    assert TorchCallbacks([]).ends_after(0, {}) is False
+    assert TorchCallbacks([]).call_epoch_end(0, {}) is False
 
 
 # What comparing a loss with a number gives, if one of them is numpy's or torch's.
@@ -59,5 +59,5 @@ NUMBERS: list[tuple[list[Any], bool]] = [
 )
 def test_only_true_ends_the_training(answers: list[Any], ends: bool) -> None:
     callbacks = [Ends(answer) for answer in answers]
-    assert TorchCallbacks(callbacks).ends_after(3, {"epoch": 3}) is ends
+    assert TorchCallbacks(callbacks).call_epoch_end(3, {"epoch": 3}) is ends
     assert [callback.epochs for callback in callbacks] == [[3], [3]], "each is called, also behind one that ends it"

@@ -12,7 +12,7 @@ from torch import nn
 
 from spark_estimator import DataError
 from spark_estimator.estimators.rows.shapes import Fields, LabelError
-from spark_estimator.estimators.torch.check import TorchTrial, floating_type, inputs_taken
+from spark_estimator.estimators.torch.check import TorchTrial, count_inputs, get_floating_type
 from spark_estimator.estimators.torch.losses import TorchParts
 from tests.estimators.specs import X, Y
 
@@ -52,15 +52,15 @@ class TakesAll(nn.Module):
 
 
 def test_inputs_are_the_positional_arguments() -> None:
-    assert inputs_taken(nn.Linear(1, 1)) == (1, 1)
-    assert inputs_taken(Takes()) == (2, 3)
-    assert inputs_taken(TakesAll()) == (1, math.inf)
-    assert inputs_taken(torch.compile(Takes(), backend="eager")) == (2, 3)  # type: ignore[arg-type]
+    assert count_inputs(nn.Linear(1, 1)) == (1, 1)
+    assert count_inputs(Takes()) == (2, 3)
+    assert count_inputs(TakesAll()) == (1, math.inf)
+    assert count_inputs(torch.compile(Takes(), backend="eager")) == (2, 3)  # type: ignore[arg-type]
 
 
 def test_a_double_makes_inputs_doubles() -> None:
-    assert floating_type(nn.Linear(1, 1)) == "float32"
-    assert floating_type(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).double())) == "float64"
+    assert get_floating_type(nn.Linear(1, 1)) == "float32"
+    assert get_floating_type(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).double())) == "float64"
 
 
 def test_a_step_of_a_copy_leaves_model_and_random_numbers_as_they_are() -> None:

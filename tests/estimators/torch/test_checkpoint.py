@@ -23,7 +23,7 @@ from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.spark import SparkBackend
 from spark_estimator.store import HDFSStore, Store
-from spark_estimator.store.digests import seal_of
+from spark_estimator.store.digests import make_seal
 from tests.estimators.conftest import linear
 from tests.estimators.torch_models import Draws
 from tests.store.hadoop import core_site, stand_in
@@ -191,7 +191,7 @@ def test_a_store_on_hadoop_s_default_file_system(
         estimator(model=Dying((0, "free_slot", 2)), callbacks=[Patient(folder / "checkpoint")], **parameters).fit(line)
     # What a kill leaves in the midst of writing in place: the file beside it is whole.
     content = (folder / "checkpoint").read_bytes()
-    (folder / ".checkpoint.next").write_bytes(content + seal_of(content))
+    (folder / ".checkpoint.next").write_bytes(content + make_seal(content))
     (folder / "checkpoint").write_bytes(b"torn")
     resumed = estimator(model=Dying(), **parameters).fit(line)
     assert sorted(os.listdir(folder)) == ["attempt.json", "checkpoint"]

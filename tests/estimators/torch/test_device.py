@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from spark_estimator.errors import DeviceError
-from spark_estimator.estimators.torch.device import device_of, device_of_task
+from spark_estimator.estimators.torch.device import choose_device, get_device
 from spark_estimator.estimators.torch.predictor import TorchPredictor
 from tests.estimators.specs import ENCODER
 from tests.estimators.torch.stand_in_cuda import Record, spark_task, stand_in
@@ -38,7 +38,7 @@ def predictor(device: str = "auto", precision: str | None = None, batch_size: in
 
 
 def on_cpu() -> numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float32]]:
-    [outputs] = predictor("cpu").outputs_for([ROWS])
+    [outputs] = predictor("cpu").predict_matrices([ROWS])
     return outputs
 
 
@@ -46,7 +46,7 @@ def test_batches_are_pinned_and_copied_while_the_host_goes_on(gpus: Record) -> N
     expected = on_cpu()
     assert not gpus.copies
     with spark_task("1"):
-        [outputs] = predictor().outputs_for([ROWS])
+        [outputs] = predictor().predict_matrices([ROWS])
     assert numpy.array_equal(outputs, expected)
     to_gpu = [copy for copy in gpus.copies if copy[:2] == ("cpu", "cuda:1")][-3:]
     assert to_gpu == [("cpu", "cuda:1", True, True)] * 3, "three batches, from pinned memory"
@@ -60,26 +60,26 @@ def test_a_model_is_loaded_once_and_follows_the_task(gpus: Record) -> None:
     expected, sent = on_cpu(), pickle.dumps(predictor())
     with spark_task("0"):
         model = pickle.loads(sent).model()
-        assert device_of(model) == torch.device("cuda", 0)
+        assert get_device(model) == torch.device("cuda", 0)
         assert pickle.loads(sent).model() is model
     with spark_task("1"):
         of_task = pickle.loads(sent)
-        assert of_task.model() is model and device_of(model) == torch.device("cuda", 1)
+        assert of_task.model() is model and get_device(model) == torch.device("cuda", 1)
         assert "empty_cache" in gpus.calls, "the first GPU's memory is free again"
         assert numpy.array_equal(of_task.outputs_for([ROWS])[0], expected)
     with spark_task():
         of_task = pickle.loads(sent)
-        assert of_task.model() is model and device_of(model) == torch.device("cpu")
+        assert of_task.model() is model and get_device(model) == torch.device("cpu")
         assert numpy.array_equal(of_task.outputs_for([ROWS])[0], expected)
 
 
 def test_without_spark_only_cuda_uses_a_gpu(gpus: Record) -> None:
-    assert device_of(predictor("auto").model()) == device_of(predictor("cpu").model()) == torch.device("cpu")
-    assert device_of(predictor("cuda").model()) == torch.device("cuda", 0)
+    assert get_device(predictor("auto").get_model()) == get_device(predictor("cpu").get_model()) == torch.device("cpu")
+    assert get_device(predictor("cuda").get_model()) == torch.device("cuda", 0)
     with spark_task("1"):
-        assert device_of(predictor("cpu").model()) == torch.device("cpu")
+        assert get_device(predictor("cpu").get_model()) == torch.device("cpu")
     with spark_task(partition=3):
-        assert device_of(predictor("cuda").model()) == torch.device("cuda", 1)
+        assert get_device(predictor("cuda").get_model()) == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -89,7 +89,7 @@ def test_mixed_precision_on_request(precision: str, on_gpu: bool) -> None:
 
     def outputs() -> numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.float32]]:
         with spark_task("0"):
-            return predictor("auto" if on_gpu else "cpu", precision).outputs_for([ROWS])[0]
+            return predictor("auto" if on_gpu else "cpu", precision).predict_matrices([ROWS])[0]
 
     if on_gpu:
         with stand_in():
@@ -106,14 +106,14 @@ def test_a_full_gpu_is_named_with_the_remedy(gpus: Record) -> None:
         spark_task("1", partition=4),
         pytest.raises(DeviceError, match=r"task 7 of stage 5 \(partition 4\) on host .* put the model there: cuda:1"),
     ):
-        predictor().model()
+        predictor().get_model()
     gpus.full = False
     with spark_task("1"):
         known = predictor()
-        known.model()
+        known.get_model()
         gpus.full = True
         with pytest.raises(DeviceError) as caught:
-            known.outputs_for([ROWS])
+            known.predict_matrices([ROWS])
     text = str(caught.value)
     assert (
         "could not call the model with 8 rows: cuda:1 (Stand-in, 1 of 1024 MiB free, 5 MiB held by this task)" in text
@@ -135,23 +135,23 @@ def test_other_errors_of_a_gpu_stay_what_they_are(gpus: Record) -> None:
 
     wrong = TorchPredictor.of(Mixes(3, 2), ENCODER, (2,), 8, device="auto")
     with spark_task("0"), pytest.raises(RuntimeError, match="to be on the same device") as caught:
-        wrong.outputs_for([ROWS])
+        wrong.predict_matrices([ROWS])
     assert not isinstance(caught.value, DeviceError)
 
 
 def test_a_gpu_that_pytorch_does_not_see(gpus: Record, caplog: pytest.LogCaptureFixture) -> None:
     with spark_task("3"), pytest.raises(DeviceError, match="the GPU 3 by Spark, which is none of the 2 GPUs"):
-        device_of_task("auto")
+        choose_device("auto")
 
 
 def test_no_gpu_is_an_error_if_one_is_required(caplog: pytest.LogCaptureFixture) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     with spark_task("0"), caplog.at_level(logging.WARNING, "spark_estimator"):
-        assert device_of_task("auto") == torch.device("cpu")
+        assert choose_device("auto") == torch.device("cpu")
         assert "is to predict on a GPU, and PyTorch sees none" in caplog.text and "on the CPU" in caplog.text
         with pytest.raises(DeviceError, match=r"PyTorch sees none: PyTorch .* was built"):
-            device_of_task("cuda")
+            choose_device("cuda")
 
 
 def test_a_user_s_function_gets_its_values_from_a_gpu(gpus: Record) -> None:

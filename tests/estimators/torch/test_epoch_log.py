@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.estimators.torch.epoch_log import epoch_log
+from spark_estimator.estimators.torch.epoch_log import open_log
 from spark_estimator.store import Store
 from tests.estimators.specs import spec_of
 
@@ -23,7 +23,7 @@ def test_without_a_store_or_on_other_ranks_nothing_is_written(tmp_path: Path) ->
     store = Store.create(str(tmp_path))
     kept_out = Store.create(str(tmp_path), save_runs=False)
     for spec, rank in ((spec_of(), 0), (spec_of(store=store), 1), (spec_of(store=kept_out), 0)):
-        with epoch_log(spec, functools.partial(int, rank)) as log:
+        with open_log(spec, functools.partial(int, rank)) as log:
             log(ENTRY)
     assert not list(tmp_path.rglob("*"))
 
@@ -34,7 +34,7 @@ def test_events_have_horovods_names(tmp_path: Path, scheme: str) -> None:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     store: Any = Store.create(scheme + str(tmp_path / "store"))
-    with epoch_log(spec_of(store=store, run_id="mine"), lambda: 0) as log:
+    with open_log(spec_of(store=store, run_id="mine"), lambda: 0) as log:
         log(ENTRY)
         [entry] = store.entries(store.get_logs_path("mine"))  # it is there before the training ends
     events = tmp_path / "events"
@@ -53,7 +53,7 @@ def test_a_store_that_takes_no_events_ends_no_training(tmp_path: Path, capsys: p
     logs = Path(store.get_logs_path("mine"))
     logs.parent.mkdir(parents=True)
     logs.write_text("a file in the folder's place")
-    with epoch_log(spec_of(store=store, run_id="mine"), lambda: 0) as log:
+    with open_log(spec_of(store=store, run_id="mine"), lambda: 0) as log:
         log(ENTRY)
         log({**ENTRY, "epoch": 2})
     (line,) = capsys.readouterr().out.splitlines()

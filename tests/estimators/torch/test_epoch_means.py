@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import spark_estimator.torch as hvd
-from spark_estimator.estimators.torch.epoch_means import EpochMeans, total
-from spark_estimator.estimators.torch.losses import JointLoss, TorchParts, joint_loss
+from spark_estimator.estimators.torch.epoch_means import EpochMeans, sum_over_ranks
+from spark_estimator.estimators.torch.losses import JointLoss, TorchParts, compute_joint_loss
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def alone() -> Iterator[None]:
 
 
 def test_sums_are_over_all_ranks() -> None:
-    assert total([0.5, 2.0]) == [0.5, 2.0]
+    assert sum_over_ranks([0.5, 2.0]) == [0.5, 2.0]
 
 
 def wrong(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
@@ -46,12 +46,12 @@ def test_batches_count_by_their_rows() -> None:
         JointLoss(torch.tensor(torch.nan)), [torch.tensor([0.0])], [torch.tensor([1.0])], 0
     )  # a row that does not count
     assert (sums.rows, sums.loss) == (3, 4.0)
-    averages = sums.averages()
+    averages = sums.compute_averages()
     assert averages["loss"] == 4.0
     assert averages["metrics"]["wrong"] == pytest.approx(1 / 3)
     again = EpochMeans(parts)
-    again.taken(sums.sums)
-    assert (again.rows, again.loss, again.averages()) == (3, 4.0, averages)
+    again.restore(sums.sums)
+    assert (again.rows, again.loss, again.compute_averages()) == (3, 4.0, averages)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -78,9 +78,9 @@ def test_the_loss_does_not_depend_on_the_batches(size: int, weight: torch.Tensor
             [label[start : start + size] for label in labels],
         )
         rows = len(of_batch[0][0])
-        sums.add(joint_loss(parts, *of_batch, None, rows, list), *of_batch, rows)
+        sums.add(compute_joint_loss(parts, *of_batch, None, rows, list), *of_batch, rows)
     whole = 0.5 * torch.nn.functional.mse_loss(outputs[0], labels[0]) + 2 * loss(outputs[1], labels[1])
-    assert sums.averages()["loss"] == pytest.approx(whole.item())
+    assert sums.compute_averages()["loss"] == pytest.approx(whole.item())
     again = EpochMeans(parts)
-    again.taken(sums.sums)
-    assert again.averages() == sums.averages() and again.loss == pytest.approx(whole.item())
+    again.restore(sums.sums)
+    assert again.compute_averages() == sums.compute_averages() and again.loss == pytest.approx(whole.item())

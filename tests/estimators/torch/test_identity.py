@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from spark_estimator.estimators.persistence.run_identity import differences
-from spark_estimator.estimators.torch.identity import digest_of, identity_of, of_module
+from spark_estimator.estimators.persistence.run_identity import find_differences
+from spark_estimator.estimators.torch.identity import compute_digest, describe_module, make_identity
 from spark_estimator.estimators.torch.losses import TorchParts
 from tests.estimators.specs import spec_of
 
@@ -18,7 +18,7 @@ from tests.estimators.specs import spec_of
 def identity(net: nn.Module | None = None, loss: Any = None, **optimizer: Any) -> dict[str, list[str]]:
     net = net or nn.Linear(3, 1)
     made = torch.optim.SGD(net.parameters(), **{"lr": 0.1, **optimizer})
-    return identity_of(spec_of(framework=TorchParts(net, made, [loss or nn.MSELoss()], [1.0], [[]])), [7])
+    return make_identity(spec_of(framework=TorchParts(net, made, [loss or nn.MSELoss()], [1.0], [[]])), [7])
 
 
 def test_the_same_parameters_are_the_same_training() -> None:
@@ -43,7 +43,7 @@ def test_differences_are_named() -> None:
             "model: the model of class Linear -> the model of class Bilinear",
         ),
     ):
-        assert f"{line.replace(' -> ', ' in the checkpoint, ')} now" in differences(identity(), other)
+        assert f"{line.replace(' -> ', ' in the checkpoint, ')} now" in find_differences(identity(), other)
 
 
 def test_losses_are_known_by_their_settings() -> None:
@@ -55,7 +55,7 @@ def test_losses_are_known_by_their_settings() -> None:
 
 def test_modules_are_known_by_their_classes_and_shapes() -> None:
     net = nn.Sequential(nn.Linear(2, 1).double())
-    assert of_module(net) == {
+    assert describe_module(net) == {
         "model": ["the model of class Sequential", "0 of class Linear"],
         "model's numbers": ["0.weight float64[1, 2]", "0.bias float64[1]"],
     }
@@ -65,7 +65,7 @@ def test_the_digest_is_that_of_the_numbers() -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     for number, value in enumerate((torch.zeros(0), torch.tensor(True), torch.ones(2, dtype=torch.bfloat16))):
         net.register_buffer(f"buffer{number}", value)
-    before = digest_of(net)
-    assert digest_of(copy.deepcopy(net)) == before
+    before = compute_digest(net)
+    assert compute_digest(copy.deepcopy(net)) == before
     net.get_buffer("buffer2")[1] = 2
-    assert digest_of(net) != before
+    assert compute_digest(net) != before

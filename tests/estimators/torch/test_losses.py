@@ -19,11 +19,11 @@ from spark_estimator.estimators.torch.losses import (
     Tensors,
     TorchParts,
     check_by_row,
+    compute_joint_loss,
     counts_some,
     divides_by_class,
-    joint_loss,
-    known,
-    reduction_of,
+    get_reduction,
+    to_module,
 )
 
 LOSSES: list[tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = [
@@ -37,7 +37,7 @@ LOSSES: list[tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = 
 def joint(loss: Callable[..., torch.Tensor], outputs: Tensors, labels: Tensors, weights: torch.Tensor | None) -> float:
     model = nn.Linear(1, 1)
     parts = TorchParts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
-    return joint_loss(parts, outputs, labels, weights, len(labels[0]), list).value.item()
+    return compute_joint_loss(parts, outputs, labels, weights, len(labels[0]), list).value.item()
 
 
 @pytest.mark.parametrize(("loss", "numbers"), LOSSES)
@@ -51,17 +51,19 @@ def test_weights_of_one_change_nothing(loss: Callable[..., torch.Tensor], number
 
 def test_functions_with_settings_are_known_as_the_modules_that_do_the_same() -> None:
     weight = torch.tensor([1.0, 2.0, 3.0])
-    loss = known(functools.partial(functional.cross_entropy, ignore_index=0, weight=weight))
+    loss = to_module(functools.partial(functional.cross_entropy, ignore_index=0, weight=weight))
     assert isinstance(loss, nn.CrossEntropyLoss) and loss.ignore_index == 0 and loss.weight is weight
-    assert divides_by_class(loss) and divides_by_class(known(functools.partial(functional.nll_loss, ignore_index=1)))
-    assert reduction_of(functools.partial(functional.mse_loss, reduction="sum")) == "sum"
-    assert known(functional.mse_loss) is functional.mse_loss
-    assert isinstance(known(functional.cross_entropy), nn.CrossEntropyLoss)
+    assert divides_by_class(loss) and divides_by_class(
+        to_module(functools.partial(functional.nll_loss, ignore_index=1))
+    )
+    assert get_reduction(functools.partial(functional.mse_loss, reduction="sum")) == "sum"
+    assert to_module(functional.mse_loss) is functional.mse_loss
+    assert isinstance(to_module(functional.cross_entropy), nn.CrossEntropyLoss)
 
 
 def test_a_class_that_is_left_out_counts_on_no_rank() -> None:
     torch.manual_seed(0)
-    loss = known(functools.partial(functional.cross_entropy, ignore_index=0))
+    loss = to_module(functools.partial(functional.cross_entropy, ignore_index=0))
     output, label = torch.randn(6, 3), torch.tensor([0, 0, 1, 2, 1, 0])
     sizes = (2, 4)  # rows of two ranks, on one of which no row counts
     divisors = [[float((part != 0).sum()), float(len(part))] for part in label.split(sizes)]
@@ -69,7 +71,7 @@ def test_a_class_that_is_left_out_counts_on_no_rank() -> None:
     model = nn.Linear(1, 1)
     parts = TorchParts(model, torch.optim.SGD(model.parameters(), lr=0.1), [loss], [1.0], [[]])
     weighted = sum(
-        rows * joint_loss(parts, [part], [labels], None, rows, lambda _: total).value.item()
+        rows * compute_joint_loss(parts, [part], [labels], None, rows, lambda _: total).value.item()
         for rows, part, labels in zip(sizes, output.split(sizes), label.split(sizes), strict=True)
     )
     assert weighted / 6 == pytest.approx(functional.cross_entropy(output, label, ignore_index=0).item())
@@ -118,7 +120,7 @@ class Doubled(nn.MSELoss):
 def test_a_subclass_with_its_own_forward_is_called_as_it_is(loss: nn.Module) -> None:
     torch.manual_seed(0)
     output, label = torch.randn(6, 3), torch.tensor([0, 0, 1, 2, 1, 0])
-    assert not divides_by_class(loss) and reduction_of(loss) == "mean"
+    assert not divides_by_class(loss) and get_reduction(loss) == "mean"
     assert joint(loss, [output], [label], None) == pytest.approx(loss(output, label).item())
 
 

@@ -10,12 +10,12 @@ from torch import nn
 from spark_estimator import TorchEstimator
 from spark_estimator.estimators import checks
 from spark_estimator.estimators.params import Row
-from spark_estimator.estimators.torch.params import ESTIMATOR, MODEL, TYPES, typed
+from spark_estimator.estimators.torch.params import ESTIMATOR, MODEL, TYPES, set_types
 
 
 def test_rows_get_a_framework_s_types() -> None:
-    rows = [Row("a", None, checks.text, "doc", "str"), Row("b", None, checks.text, "doc", "str")]
-    first, second = typed(rows, {"a": ("int", "float")})
+    rows = [Row("a", None, checks.check_str, "doc", "str"), Row("b", None, checks.check_str, "doc", "str")]
+    first, second = set_types(rows, {"a": ("int", "float")})
     assert (first.type, first.returns, first.name, first.doc) == ("int", "float", "a", "doc")
     assert second is rows[1]
 

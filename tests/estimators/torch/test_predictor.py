@@ -35,12 +35,12 @@ def test_outputs_lose_no_digits(dtype: str, wanted: str) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.to(getattr(torch, dtype))
 
-    (outputs,) = TorchPredictor.of(Cast(), ENCODER, (3,), 5).outputs_for([ROWS])
+    (outputs,) = TorchPredictor.of(Cast(), ENCODER, (3,), 5).predict_matrices([ROWS])
     assert outputs.dtype == wanted and numpy.array_equal(outputs, ROWS)
 
 
 def test_other_outputs_than_in_training() -> None:
     with pytest.raises(DataError, match="the model returned 1 tensors; 2 were expected"):
-        TorchPredictor.of(nn.Linear(3, 2), ENCODER, (2, 2), 5).outputs_for([ROWS])
+        TorchPredictor.of(nn.Linear(3, 2), ENCODER, (2, 2), 5).predict_matrices([ROWS])
     with pytest.raises(DataError, match=r"the model returned \[8, 2\] for 8 rows; 7 values a row were expected"):
-        TorchPredictor.of(nn.Linear(3, 2), ENCODER, (7,), 5).outputs_for([ROWS])
+        TorchPredictor.of(nn.Linear(3, 2), ENCODER, (7,), 5).predict_matrices([ROWS])

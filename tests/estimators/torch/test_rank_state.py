@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
-from spark_estimator.estimators.torch.rank_state import gathered, rng_state, seed_start, set_rng_state, take_buffers
+from spark_estimator.estimators.torch.rank_state import (
+    gather_rank_states,
+    get_rng_state,
+    seed_start,
+    set_rng_state,
+    take_buffers,
+)
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -20,7 +26,7 @@ def in_two_ranks(rank: int) -> tuple[list[dict[str, Any]], list[float]]:
     hvd.init()
     net = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     net[1].running_mean.fill_(rank + 1.0)  # type: ignore[operator, union-attr]
-    states = gathered(net, CPU, torch.tensor([float(rank)]))
+    states = gather_rank_states(net, CPU, torch.tensor([float(rank)]))
     blank = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     take_buffers(blank, states[rank])
     return states, blank[1].running_mean.tolist()  # type: ignore[operator, union-attr]
@@ -40,7 +46,7 @@ def drawn() -> list[float]:
 
 def test_random_numbers_continue() -> None:
     drawn()  # so that Python and NumPy each keep a second number
-    state, older = rng_state(CPU), {"random": torch.get_rng_state()}
+    state, older = get_rng_state(CPU), {"random": torch.get_rng_state()}
     expected = drawn()
     drawn()
     set_rng_state(CPU, state)

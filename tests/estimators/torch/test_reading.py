@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError
-from spark_estimator.estimators.torch.reading import RefusedObjectsError, read, why
+from spark_estimator.estimators.torch.reading import RefusedObjectsError, describe_error, read
 
 
 def test_classes_are_read_if_they_are_known_or_trusted(tmp_path: Path) -> None:
@@ -44,6 +44,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_error_is_one_line() -> None:
-    assert why(ValueError("first\n second")) == "ValueError: first"
-    assert why(ValueError()) == "ValueError"
-    assert why(pickle.UnpicklingError("a\nUnsupported global: GLOBAL x Please use y")) == "Unsupported global: GLOBAL x"
+    assert describe_error(ValueError("first\n second")) == "ValueError: first"
+    assert describe_error(ValueError()) == "ValueError"
+    assert (
+        describe_error(pickle.UnpicklingError("a\nUnsupported global: GLOBAL x Please use y"))
+        == "Unsupported global: GLOBAL x"
+    )

@@ -119,7 +119,7 @@ class Recording(Killing):
 
     def begins(self) -> None:
         """Kills the process of the first round whose rank is to be lost at call 0, before it connects to others."""
-        present, marker = rendezvous.current(), Path(self._folder, "killed-0")
+        present, marker = rendezvous.find_current(), Path(self._folder, "killed-0")
         assert present is not None
         if self._kills[0][:2] == (present.rank, 0) and not marker.exists():
             marker.touch()
@@ -135,7 +135,7 @@ class Recording(Killing):
 
 
 def round_id() -> str:
-    present = rendezvous.current()
+    present = rendezvous.find_current()
     assert present is not None
     return present.job_id
 
@@ -226,19 +226,19 @@ def growing_at_an_epochs_end(folder: str, kills: list[tuple[int, int, bool]]) ->
     from spark_estimator.elastic.state import HostUpdateResult
     from spark_estimator.estimators.torch import recovery
 
-    check, end = recovery.RecoverableState.check_host_updates, recovery.Commits.epoch
+    check, end = recovery.RecoverableState.check_host_updates, recovery.Commits.end_epoch
 
     def epoch(self: Any, *arguments: Any, **keywords: Any) -> None:
         link = launcher_link.link()
         while hvd.size() == 2:
-            if link is not None and link.announced():  # which tells it once
+            if link is not None and link.take_announcement():  # which tells it once
                 self._state.on_hosts_updated(0.0, HostUpdateResult.added)
                 break
             time.sleep(0.05)
         recovery.RecoverableState.check_host_updates = check  # type: ignore[method-assign]
         end(self, *arguments, **keywords)
 
-    recovery.Commits.epoch = epoch  # type: ignore[method-assign]
+    recovery.Commits.end_epoch = epoch  # type: ignore[method-assign]
     recovery.RecoverableState.check_host_updates = lambda self: None  # type: ignore[method-assign]
     return recorded(folder, kills, epochs=2)
 

@@ -18,13 +18,13 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Field
-from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.parquet import FileRows, find_files
 from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.estimators.torch.losses import TorchParts
-from spark_estimator.estimators.torch.trainer import Trainer, tensor_of
+from spark_estimator.estimators.torch.trainer import Trainer, to_tensor
 from spark_estimator.estimators.torch.training import train
 from spark_estimator.store import Store
 from tests.estimators.specs import X, Y, spec_of
@@ -44,10 +44,10 @@ def alone() -> Iterator[None]:
 
 def test_tensors_share_memory_unless_the_spool_has_a_smaller_type() -> None:
     matrix = numpy.ones((2, 6), numpy.float32)
-    tensor = tensor_of(matrix, Field(("x",), ("c0",), (6,), "float32", (2, 3)))
+    tensor = to_tensor(matrix, Field(("x",), ("c0",), (6,), "float32", (2, 3)))
     matrix[0, 0] = 7
     assert tensor.shape == (2, 2, 3) and tensor[0, 0, 0] == 7
-    pixels = tensor_of(matrix.astype(numpy.uint8), Field(("x",), ("c0",), (6,), "float32", (6,), (), "uint8"))
+    pixels = to_tensor(matrix.astype(numpy.uint8), Field(("x",), ("c0",), (6,), "float32", (6,), (), "uint8"))
     assert pixels.dtype == torch.float32 and pixels[0, 0] == 7
 
 
@@ -63,7 +63,7 @@ def test_an_epoch_commits_before_its_first_step_and_after_each() -> None:
     commits: list[tuple[int, dict[str, torch.Tensor], int]] = []
 
     def commit(done: int) -> None:
-        commits.append((done, trainer.here(), trainer.sums.rows))
+        commits.append((done, trainer.get_rank_state(), trainer.sums.rows))
 
     trainer.train(rows, 0, 0, lambda *_: None, commit)
     assert [(done, counted) for done, _, counted in commits] == [(0, 0), (2, 8), (4, 15), (5, 18)]
@@ -135,7 +135,7 @@ def fitted(path: str, make: Callable[[torch.optim.Optimizer], dict[str, Any]], *
     """
     net, optimizer = net_of(RATE)
     parts = TorchParts(net, optimizer, [nn.MSELoss()], [1.0], [[]], **make(optimizer))
-    source = FileRows(files_at(path), RowEncoder(("x", "y"), (X, Y)))
+    source = FileRows(find_files(path), RowEncoder(("x", "y"), (X, Y)))
     return train(spec_of(**{"source": source, "batch_size": ROWS, "epochs": 4, "framework": parts, **changed}))
 
 
@@ -329,7 +329,7 @@ def test_sizes_checkpoints_and_groups(size: int, ranks: RankPool) -> None:
     def check(rank: int) -> None:
         net, optimizer = net_of(RATE)
         trainer = Trainer(spec_of(framework=TorchParts(net, optimizer, [nn.MSELoss()], [1.0], [[]])))
-        plain = trainer.state()
+        plain = trainer.get_state()
         trainer.take_size()
         assert trainer.rate_factor == size and optimizer.defaults["lr"] == RATE * size
 

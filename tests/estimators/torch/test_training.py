@@ -15,14 +15,14 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Field
-from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.parquet import FileRows, find_files
 from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rank_run import KnownRun, RankRun
 from spark_estimator.estimators.torch.losses import TorchParts
-from spark_estimator.estimators.torch.training import leaving_out, train
+from spark_estimator.estimators.torch.training import find_left_out, train
 from tests.estimators.specs import X, Y, spec_of
 
 
@@ -45,7 +45,7 @@ def test_one_rank_trains_as_a_loop_of_torch_does(tmp_path: Path) -> None:
     features = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
     table = pyarrow.table({"x": features.tolist(), "y": features.sum(1).tolist()})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    source = FileRows(files_at(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, Y)))
+    source = FileRows(find_files(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, Y)))
     result = train(spec_of(source=source, shuffle=False, batch_size=10, framework=parts()))
     plain = parts()
     losses = []
@@ -94,7 +94,7 @@ def test_rows_within_limits_that_are_dropped_may_have_a_loss_that_ignores_labels
     table = pyarrow.table({"x": [[float(row), 1.0, -1.0] for row in range(20)], "y": labels})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
     y = Field(("y",), ("c1",), (1,), "int64", ())
-    source = FileRows(files_at(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, y), nulls="drop"))
+    source = FileRows(find_files(str(tmp_path / "rows.parquet")), RowEncoder(("x", "y"), (X, y), nulls="drop"))
     changed = {"labels": (y,), "epochs": 1, "source": source, "shuffle": False}
 
     def trained(**more: object) -> object:
@@ -119,7 +119,7 @@ def test_labels_of_which_none_counts_are_named() -> None:
 
     def left_out(rows: RankRows, held: RankRows | None, **changed: object) -> frozenset[int]:
         made = parts(losses=[nn.CrossEntropyLoss()], labels=["y"], **changed)
-        return leaving_out(made, spec_of(framework=made), RankRun(rows, held, None, KnownRun({}, 5)))
+        return find_left_out(made, spec_of(framework=made), RankRun(rows, held, None, KnownRun({}, 5)))
 
     assert left_out(run_of(0, 1), run_of(1)) == frozenset()
     assert left_out(run_of(-100, 1), None) == {0} == left_out(run_of(1, 1), run_of(0, -100))

@@ -17,9 +17,9 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.tracking.flavour import (
     PyfuncModel,
     _load_pyfunc,
-    _with_null_texts,
-    nullable_in,
-    requirements_of,
+    _protect_null_texts,
+    find_nullable,
+    list_requirements,
 )
 
 
@@ -78,24 +78,24 @@ def test_mlflow_loads_it_by_its_folder(tmp_path: Path) -> None:
 
 def test_null_texts_stay_null_where_mlflow_makes_texts() -> None:
     """spark_udf maps str over a frame, which makes a text of None."""
-    frame = _with_null_texts(pandas.DataFrame({"kind": ["good", None], "p": [1.0, 2.0]}))
+    frame = _protect_null_texts(pandas.DataFrame({"kind": ["good", None], "p": [1.0, 2.0]}))
     texts = frame.map(str) if hasattr(frame, "map") else frame.applymap(str)
     assert texts["kind"].tolist() == ["good", None] and texts["p"].tolist() == ["1.0", "2.0"]
     assert type(texts) is pandas.DataFrame and type(frame[["kind"]]) is pandas.DataFrame
     whole = pandas.DataFrame({"kind": ["good"]})
-    assert _with_null_texts(whole) is whole
+    assert _protect_null_texts(whole) is whole
 
 
 def test_features_that_take_null() -> None:
     made = model().copy()
-    assert nullable_in(made) == set()
+    assert find_nullable(made) == set()
     made.setParams(null_values={"a": 1.0}, categories={"b": {"hash": 5}})
-    assert nullable_in(made) == {"a", "b"}
+    assert find_nullable(made) == {"a", "b"}
 
 
 @pytest.mark.parametrize("kind", [TorchModel, Renamed])
 def test_packages_are_pinned_to_what_is_installed(kind: type[TorchModel]) -> None:
-    requirements = requirements_of(model(kind))
+    requirements = list_requirements(model(kind))
     assert requirements[0] == f"spark-estimator=={__version__}"
     pinned = dict(requirement.split("==") for requirement in requirements)
     assert {"pyspark", "pyarrow", "pandas", "numpy", "cloudpickle", "torch"} <= pinned.keys()

@@ -88,7 +88,7 @@ def test_a_call_that_fails_does_not_keep_others_from_being_made(monkeypatch: pyt
     end = thread.submit(MlflowCall("end the run", lambda: None))
     assert thread.wait(end, LONG)
     assert end.state is CallState.DONE and model.state is CallState.WAITING
-    assert thread.outstanding() == ["log the model (ConnectionError('no store'))"]
+    assert thread.list_outstanding() == ["log the model (ConnectionError('no store'))"]
     back.set()
     assert thread.wait(model, LONG) and model.state is CallState.DONE
     thread.close()
@@ -98,7 +98,7 @@ def test_nobody_waits_longer_than_the_limit() -> None:
     thread, hangs = MlflowThread(print), threading.Event()
     call = thread.submit(MlflowCall("log a", lambda: hangs.wait(60) and None))
     assert not thread.wait(call, SHORT)
-    assert thread.outstanding() == ["log a"]
+    assert thread.list_outstanding() == ["log a"]
     hangs.set()
     assert thread.wait(call, LONG)
     thread.close()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spark_estimator.estimators.history import Epochs, History
-from spark_estimator.estimators.keras.history import KerasHistory, history_of
-from spark_estimator.estimators.tracking.plots import pictures_of
+from spark_estimator.estimators.keras.history import KerasHistory, to_history
+from spark_estimator.estimators.tracking.plots import draw_history
 
 pytest.importorskip("matplotlib")
 
@@ -28,7 +28,7 @@ def lines(figure: Any) -> dict[str, list[float]]:
 
 
 def test_a_picture_of_the_losses_and_one_of_each_metric() -> None:
-    pictures = pictures_of(history("accuracy", "mae"))
+    pictures = draw_history(history("accuracy", "mae"))
     assert list(pictures) == ["plots/loss.png", "plots/accuracy.png", "plots/mae.png"]
     assert lines(pictures["plots/loss.png"]) == {"train loss": [0.5] * 3, "validation loss": [0.5] * 3}
     assert lines(pictures["plots/mae.png"]) == {"train mae": [0.25] * 3, "validation mae": [0.25] * 3}
@@ -38,14 +38,14 @@ def test_a_picture_of_the_losses_and_one_of_each_metric() -> None:
 
 
 def test_a_training_without_validation_and_of_one_epoch() -> None:
-    pictures = pictures_of(history("accuracy", epochs=1, validation=False))
+    pictures = draw_history(history("accuracy", epochs=1, validation=False))
     assert lines(pictures["plots/loss.png"]) == {"train loss": [0.5]}
     assert lines(pictures["plots/accuracy.png"]) == {"train accuracy": [0.25]}
 
 
 def test_keras_names_are_those_of_both_parts() -> None:
     part = {"loss": 1.0, "accuracy": 0.5, "val": 3.0}
-    pictures = pictures_of(history_of("history", [{"epoch": 0, "train": part, "validation": part}]))
+    pictures = draw_history(to_history("history", [{"epoch": 0, "train": part, "validation": part}]))
     assert list(pictures) == ["plots/loss.png", "plots/accuracy.png", "plots/val.png"]
     assert lines(pictures["plots/loss.png"]).keys() == {"loss", "val loss"}
     assert lines(pictures["plots/val.png"]).keys() == {"val", "val val"}
@@ -53,7 +53,7 @@ def test_keras_names_are_those_of_both_parts() -> None:
 
 def test_names_that_are_no_file_names() -> None:
     names = ["a/b", "..", "top-5 (%)", "Genauigkeit \u00e4", "a:b", "a_b"]
-    pictures = pictures_of(history(*names))
+    pictures = draw_history(history(*names))
     assert len(pictures) == 1 + len(names), "each metric has a picture"
     assert len({name.lower() for name in pictures}) == len(pictures)
     assert all(name.startswith("plots/") and name.count("/") == 1 for name in pictures)
@@ -65,7 +65,7 @@ def test_names_that_are_no_file_names() -> None:
 
 @pytest.mark.parametrize("empty", [History(), KerasHistory()])
 def test_no_epochs_make_no_pictures(empty: Epochs) -> None:
-    assert pictures_of(empty) == {}
+    assert draw_history(empty) == {}
 
 
 def test_without_matplotlib_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,4 +82,4 @@ def test_without_matplotlib_there_are_none(monkeypatch: pytest.MonkeyPatch) -> N
         return real(name, *arguments, **more)
 
     monkeypatch.setattr(builtins, "__import__", refusing)
-    assert pictures_of(history("accuracy")) == {}
+    assert draw_history(history("accuracy")) == {}

@@ -36,7 +36,7 @@ def test_samples_are_sent_as_records(logged: queue.Queue[str], monkeypatch: pyte
 
     training_records.set_sink(take)
     try:
-        RankTracking(None, 0.01).sample_system()
+        RankTracking(None, 0.01).start_sampling()
         assert logged.get(timeout=60) == "mlflow: no system metrics of this rank are logged: RuntimeError: enough"
     finally:
         training_records.set_sink(None)
@@ -59,7 +59,7 @@ def test_an_error_is_logged_on_the_driver_and_ends_nothing(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     before = dict(os.environ)
-    RankTracking(None, 1.0).sample_system()
+    RankTracking(None, 1.0).start_sampling()
     text = logged.get(timeout=30)
     assert text.startswith("mlflow: no system metrics of this rank are logged: ModuleNotFoundError: ")
     assert dict(os.environ) == before
@@ -68,5 +68,5 @@ def test_an_error_is_logged_on_the_driver_and_ends_nothing(
 def test_a_rank_that_is_not_to_sample_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     before = threading.active_count()
-    RankTracking(10).sample_system()
+    RankTracking(10).start_sampling()
     assert threading.active_count() == before

@@ -76,7 +76,7 @@ class Fitted:
 
 
 def tracked(parameters: dict[str, Any], **options: Any) -> TrackedRun:
-    made = MlflowOptions.of({"log_model": False, **options})
+    made = MlflowOptions.from_parameter({"log_model": False, **options})
     assert made is not None
     return TrackedRun(made, "name", parameters, {}, RecordedMetrics(lambda entry: {}, "loss"))
 
@@ -300,14 +300,14 @@ def test_null_in_texts_and_categories_by_spark_udf(tracking: Any, spark: SparkSe
         label_type="string",
     )
     frame = spark.createDataFrame([("the cat", 7), (None, None), ("the dog", 8)], "text string, code int").coalesce(1)
-    options = MlflowOptions.of(True)
+    options = MlflowOptions.from_parameter(True)
     assert options is not None
     for model, name in ((texts, "text"), (coded, "code")):
-        features = Features.of_frame(frame, {name: frame.schema[name].dataType.simpleString()})
+        features = Features.from_frame(frame, {name: frame.schema[name].dataType.simpleString()})
         with tracking.start_run() as run:
             flavour.log_model(model, features, options)
         predict = tracking.pyfunc.spark_udf(spark, f"runs:/{run.info.run_id}/model", env_manager="local")
-        (column,) = (column.name for column in model._prediction_columns())
+        (column,) = (column.name for column in model._make_prediction_columns())
         rows = model.transform(frame).withColumn("of udf", predict(name)).collect()
         assert [row["of udf"] for row in rows] == [row[column] for row in rows]
         assert (rows[1]["of udf"] is None) == (name == "text") and rows[0]["of udf"] is not None
@@ -334,7 +334,7 @@ def test_times_and_days_by_spark_udf(tracking: Any, spark: SparkSession) -> None
     metadata = ModelMetadata({}, fields, [1], ["double"], zone=zone)
     names = {"feature_columns": list(kinds), "label_columns": ["y"]}
     model = TorchModel(model=Total().eval(), _metadata=metadata, **names)
-    options = MlflowOptions.of({"input_example": False})
+    options = MlflowOptions.from_parameter({"input_example": False})
     assert options is not None
     before = spark.conf.get(setting)
     spark.conf.set(setting, zone)

@@ -13,11 +13,11 @@ import pyarrow.parquet
 import pytest
 
 from spark_estimator.data.columns import Readable
-from spark_estimator.data.parquet import files_at
+from spark_estimator.data.parquet import find_files
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.inference.prediction_columns import PredictionColumn, Role
 from spark_estimator.estimators.rows.sampling import Columns
-from spark_estimator.estimators.tracking.signature import Features, signature_of
+from spark_estimator.estimators.tracking.signature import Features, make_signature
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_first_rows_of_files_are_the_example(folder: Path) -> None:
     kinds = {"v": "array<float>", "x": "float", "s": "string", "gap": "int"}
-    features = Features.of_files(files_at(str(folder)), columns(**kinds))
+    features = Features.from_files(find_files(str(folder)), columns(**kinds))
     assert features.kinds == kinds
     example = features.example
     assert list(example.columns) == list(kinds) and example["x"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -57,12 +57,12 @@ def test_the_first_rows_of_files_are_the_example(folder: Path) -> None:
 
 def test_there_is_no_example_of_columns_that_a_function_makes(folder: Path) -> None:
     kinds = {"x": "float", "made": "float"}
-    assert Features.of_files(files_at(str(folder)), columns(**kinds)) == Features(kinds)
+    assert Features.from_files(find_files(str(folder)), columns(**kinds)) == Features(kinds)
 
 
 def test_there_is_no_example_without_rows(folder: Path) -> None:
     (folder / "1.parquet").unlink()
-    assert Features.of_files(files_at(str(folder)), columns(x="float")).example is None
+    assert Features.from_files(find_files(str(folder)), columns(x="float")).example is None
 
 
 @pytest.mark.slow
@@ -72,10 +72,10 @@ def test_the_first_rows_of_a_frame(spark: SparkSession) -> None:
     rows = [(float(n), Vectors.dense([n, 1.0]), [[n]], (n, "a")) for n in range(6)]
     frame = spark.createDataFrame(rows, ["x`y", "v", "deep", "s"])
     kinds = {"x`y": "double", "v": "vector", "deep": "array<array<bigint>>", "s._1": "bigint"}
-    example = Features.of_frame(frame, kinds).example
+    example = Features.from_frame(frame, kinds).example
     assert list(example.columns) == list(kinds) and len(example) == 5
     assert example.iloc[1].tolist() == [1.0, [1.0, 1.0], [[1]], 1]
-    assert Features.of_frame(frame, {"made": "double"}).example is None
+    assert Features.from_frame(frame, {"made": "double"}).example is None
 
 
 def test_mlflow_s_types() -> None:
@@ -92,7 +92,7 @@ def test_mlflow_s_types() -> None:
         "chat": "array<struct<role:string,content:string>>",
     }
     label, raw = (PredictionColumn(name, 0, 1, Role.LABEL, kind) for name, kind in (("y", "bigint"), ("p", "vector")))
-    signature = signature_of(Features(kinds), [label, raw])
+    signature = make_signature(Features(kinds), [label, raw])
     types = {column.name: str(column.type) for column in signature.inputs.inputs}
     assert {name: types[name] for name in ("flag", "small", "n", "x", "when", "pixels", "deep", "v")} == {
         "flag": "DataType.boolean",
@@ -114,7 +114,7 @@ def test_columns_that_take_null_are_optional() -> None:
 
     kinds = {"city": "string", "code": "int", "big": "bigint", "age": "double", "n": "int"}
     label = PredictionColumn("y", 0, 1, Role.LABEL, "string")
-    inputs = signature_of(Features(kinds), [label], {"code", "big", "age"}).inputs
+    inputs = make_signature(Features(kinds), [label], {"code", "big", "age"}).inputs
     assert inputs.required_input_names() == ["n"]
     frame = pandas.DataFrame({"city": [None, "a"], "code": [None, 1], "big": [2**40, None], "age": [None, 1.0]})
     rows = _enforce_schema(frame.assign(n=numpy.array([1, 2], numpy.int32)), inputs)
@@ -125,11 +125,11 @@ def test_columns_that_take_null_are_optional() -> None:
 def test_types_that_mlflow_does_not_have(kind: str) -> None:
     pytest.importorskip("mlflow")
     column = PredictionColumn("y", 0, 1, Role.LABEL, "decimal(5,2)")
-    assert signature_of(Features({"x": kind}), [column]) is None
-    signature = signature_of(Features({"x": "float"}), [column])
+    assert make_signature(Features({"x": kind}), [column]) is None
+    signature = make_signature(Features({"x": "float"}), [column])
     assert signature.inputs is not None and signature.outputs is None
 
 
 def test_values_are_plain(folder: Path) -> None:
-    features = Features.of_files(files_at(str(folder)), columns(v="array<float>"))
+    features = Features.from_files(find_files(str(folder)), columns(v="array<float>"))
     assert not any(isinstance(value, numpy.ndarray) for value in features.example["v"])

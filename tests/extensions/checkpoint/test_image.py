@@ -9,11 +9,11 @@ import zlib
 import pytest
 import torch
 
-from spark_estimator.extensions.checkpoint.image import aligned, frame_of, moved, packed
+from spark_estimator.extensions.checkpoint.image import align, make_frame, move_hole, save_to_bytes
 
 
 def filled(tensor: torch.Tensor) -> bytes:
-    frame = frame_of(tuple(tensor.shape), tensor.dtype)
+    frame = make_frame(tuple(tensor.shape), tensor.dtype)
     content = bytearray(frame.size)
     for offset, text in frame.texts:
         content[offset : offset + len(text)] = text
@@ -33,13 +33,13 @@ def test_torch_reads_it(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     result = torch.load(io.BytesIO(content), weights_only=True)
     assert result.dtype == dtype
     assert result.shape == shape
-    assert packed(result.clone()) == packed(tensor.clone())
+    assert save_to_bytes(result.clone()) == save_to_bytes(tensor.clone())
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         assert archive.testzip() is None
 
 
 def test_places_move_with_the_piece() -> None:
-    hole = frame_of((9,), torch.float64).hole
+    hole = make_frame((9,), torch.float64).hole
     assert hole is not None
-    assert (moved(hole, 640).offset, moved(hole, 640).size) == (hole.offset + 640, 72)
-    assert [aligned(offset) for offset in (0, 1, 64, 65)] == [0, 64, 64, 128]
+    assert (move_hole(hole, 640).offset, move_hole(hole, 640).size) == (hole.offset + 640, 72)
+    assert [align(offset) for offset in (0, 1, 64, 65)] == [0, 64, 64, 128]

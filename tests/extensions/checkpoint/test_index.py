@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.checkpoint.index import index_of
-from spark_estimator.extensions.checkpoint.metadata_text import Note, metadata_text
+from spark_estimator.extensions.checkpoint.index import parse_index
+from spark_estimator.extensions.checkpoint.metadata_text import Note, make_metadata
 from tests.extensions.checkpoint.test_metadata_text import NUMBER, note, rows
 
 
 def test_pieces_of_all_ranks_make_one_tensor() -> None:
-    text = metadata_text([note(1, rows(3, 2)), note(0, rows(0, 3), objects=(NUMBER,))], "folder")
-    index = index_of(text, "x")
+    text = make_metadata([note(1, rows(3, 2)), note(0, rows(0, 3), objects=(NUMBER,))], "folder")
+    index = parse_index(text, "x")
     assert [(extent.file, extent.first, extent.sizes) for extent in index["m.w"].extents] == [
         ("__0_0.distcp", (0, 0), (3, 2)),
         ("__1_0.distcp", (3, 0), (2, 2)),
@@ -32,18 +32,18 @@ class Harmful:
 def test_no_code_runs_from_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="mkdir is not part of an index"):
-        index_of(pickle.dumps(Harmful()), "x")
+        parse_index(pickle.dumps(Harmful()), "x")
     assert not Path("harmed").exists()
 
 
 def test_a_file_elsewhere_is_refused() -> None:
-    text = metadata_text([Note(0, "../x.distcp", 1, "s", [rows(0, 5)], [])], "folder")
+    text = make_metadata([Note(0, "../x.distcp", 1, "s", [rows(0, 5)], [])], "folder")
     with pytest.raises(DataError, match=r"\.\./x"):
-        index_of(text, "x")
+        parse_index(text, "x")
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100])
 def test_a_damaged_index_is_an_error(cut: int) -> None:
-    text = metadata_text([note(0, rows(0, 5))], "folder")
+    text = make_metadata([note(0, rows(0, 5))], "folder")
     with pytest.raises(DataError, match="the file is no index"):
-        index_of(text[:cut], "the file")
+        parse_index(text[:cut], "the file")

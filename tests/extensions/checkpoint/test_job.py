@@ -13,10 +13,10 @@ import numpy
 import pytest
 import torch
 
-from spark_estimator.checkpoint.slot_memory import SlotMemory, new_descriptor
+from spark_estimator.checkpoint.slot_memory import SlotMemory, create_descriptor
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.checkpoint.image import packed
-from spark_estimator.extensions.checkpoint.job import Objects, part_job
+from spark_estimator.extensions.checkpoint.image import save_to_bytes
+from spark_estimator.extensions.checkpoint.job import Objects, write_job
 from spark_estimator.extensions.checkpoint.layout import Layout
 from spark_estimator.extensions.checkpoint.state import StateEntry
 
@@ -27,20 +27,24 @@ def entries(**values: Any) -> list[StateEntry]:
 
 def test_rank_0_has_all_values_and_each_rank_its_own() -> None:
     state = entries(w=torch.zeros(2), n=3, rates=[0.1, 0.2])
-    first = Objects().packed(state, {"random": 1}, 0)
+    first = Objects().pack(state, {"random": 1}, 0)
     assert [(key, path) for key, path, _ in first] == [
         *(("n", ("m", "n")), ("rates", ("m", "rates")), ("ranks.0", ("ranks", "0")))
     ]
-    assert [content for _, _, content in first] == [packed(3), packed([0.1, 0.2]), packed({"random": 1})]
-    assert Objects().packed(state, {"random": 2}, 3) == [("ranks.3", ("ranks", "3"), packed({"random": 2}))]
+    assert [content for _, _, content in first] == [
+        save_to_bytes(3),
+        save_to_bytes([0.1, 0.2]),
+        save_to_bytes({"random": 1}),
+    ]
+    assert Objects().pack(state, {"random": 2}, 3) == [("ranks.3", ("ranks", "3"), save_to_bytes({"random": 2}))]
 
 
 def test_values_are_those_of_this_moment() -> None:
     objects, rates = Objects(), [0.1]
     for n in (1, 1, 2, 2.0, True, "1", None):
         rates.append(n)  # type: ignore[arg-type]
-        contents = [content for _, _, content in objects.packed(entries(n=n, rates=rates), {}, 0)]
-        assert contents == [packed(n), packed(rates), packed({})], n
+        contents = [content for _, _, content in objects.pack(entries(n=n, rates=rates), {}, 0)]
+        assert contents == [save_to_bytes(n), save_to_bytes(rates), save_to_bytes({})], n
 
 
 class Other:
@@ -58,23 +62,23 @@ def test_what_cannot_be_read_without_running_code_is_refused_each_time() -> None
         with pytest.raises(
             DataError, match=r"the state's o is a Other that cannot be read back without running code \("
         ):
-            objects.packed(entries(o=Other()), {}, 0)
-    assert len(objects.packed(entries(o=Other()), {}, 1)) == 1, "rank 0 writes it"
+            objects.pack(entries(o=Other()), {}, 0)
+    assert len(objects.pack(entries(o=Other()), {}, 1)) == 1, "rank 0 writes it"
     with pytest.raises(DataError, match=r"the state's ranks\.1 is a dict"):
-        Objects().packed([], {"local": Other()}, 1)
+        Objects().pack([], {"local": Other()}, 1)
 
 
 def test_a_value_that_becomes_one_of_another_type_is_checked_again() -> None:
     objects = Objects()
-    objects.packed(entries(best=None), {}, 0)
-    objects.packed(entries(best=0.5), {}, 0)
+    objects.pack(entries(best=None), {}, 0)
+    objects.pack(entries(best=0.5), {}, 0)
     with pytest.raises(DataError, match=r"the state's best is a float64 that cannot be read back"):
-        objects.packed(entries(best=numpy.float64(0.25)), {}, 0)
+        objects.pack(entries(best=numpy.float64(0.25)), {}, 0)
 
 
 @pytest.fixture
 def slot() -> Iterator[SlotMemory]:
-    result = SlotMemory(new_descriptor("test", 0))
+    result = SlotMemory(create_descriptor("test", 0))
     yield result
     result.close()
 
@@ -84,7 +88,7 @@ def test_the_writer_finds_everything_by_the_description(slot: SlotMemory, every:
     layout = Layout((), "digest", end=100, table=b'{"holes": []}')
     contents = [b"first", b"", b"third" * 1000]
     objects = [(f"k{number}", ("m", number), content) for number, content in enumerate(contents)]
-    first, size = part_job(slot, layout, objects, "folder/step", 1, 4, (3, every))
+    first, size = write_job(slot, layout, objects, "folder/step", 1, 4, (3, every))
     with mmap.mmap(slot.descriptor, 0, access=mmap.ACCESS_READ) as memory:
         job = json.loads(memory[first : first + size])
         held = [memory[offset : offset + length] for _, _, offset, length in job["objects"]]
@@ -97,5 +101,5 @@ def test_the_writer_finds_everything_by_the_description(slot: SlotMemory, every:
 
 
 def test_a_part_without_values(slot: SlotMemory) -> None:
-    first, size = part_job(slot, Layout((), ""), [], "p", 0, 1, (1, None))
+    first, size = write_job(slot, Layout((), ""), [], "p", 0, 1, (1, None))
     assert json.loads(os.pread(slot.descriptor, size, first))["objects"] == []

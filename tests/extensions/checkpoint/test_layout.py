@@ -13,10 +13,10 @@ import torch
 from spark_estimator.extensions.checkpoint.layout import (
     SMALLEST_PIECE,
     TensorPiece,
-    layout_of,
-    part_of,
+    collect_structure,
+    make_layout,
+    select_rows,
     share_out,
-    structure_of,
 )
 from spark_estimator.extensions.checkpoint.state import StateEntry
 
@@ -30,21 +30,21 @@ def entries(**values: Any) -> list[StateEntry]:
 
 def test_the_structure_has_names_types_and_shapes() -> None:
     state = entries(w=torch.zeros(2, 3), n=5, s=torch.tensor(1, dtype=torch.int64), e=torch.empty(0))
-    structure = structure_of(state)
+    structure = collect_structure(state)
     assert structure == (("w", "float32", (2, 3)), ("n", "", ()), ("s", "int64", ()), ("e", "float32", (0,)))
-    assert structure_of([]) == ()
+    assert collect_structure([]) == ()
     other = [replace(state[0], value=torch.zeros(3, 2)), *state[1:]]
-    digests = {layout_of(each, structure_of(each), 0, 1).digest for each in (state, other, state[:-1])}
+    digests = {make_layout(each, collect_structure(each), 0, 1).digest for each in (state, other, state[:-1])}
     assert len(digests) == 3
     again = entries(w=torch.ones(2, 3), n=6, s=torch.tensor(2), e=torch.empty(0))
-    assert structure_of(again) == structure, "values do not matter"
+    assert collect_structure(again) == structure, "values do not matter"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_all_ranks_together_have_each_row_once(ranks: int) -> None:
     state = entries(large=LARGE, small=torch.zeros(3), none=torch.empty(0, 2), scalar=torch.tensor(1.0), text="x")
-    structure = structure_of(state)
-    layouts = [layout_of(state, structure, rank, ranks) for rank in range(ranks)]
+    structure = collect_structure(state)
+    layouts = [make_layout(state, structure, rank, ranks) for rank in range(ranks)]
     assert len({layout.digest for layout in layouts}) == 1
     rows: dict[str, list[tuple[int, int]]] = {}
     for layout in layouts:
@@ -59,7 +59,7 @@ def test_all_ranks_together_have_each_row_once(ranks: int) -> None:
         assert end == layout.end <= layout.objects_offset and layout.objects_offset % 64 == 0
         for placed, hole in zip(layout.pieces, table["holes"], strict=True):
             assert hole == [placed.hole.offset, placed.hole.size, list(placed.hole.checksums)]
-            assert placed.hole.size == part_of(state[placed.entry].value, placed).nbytes
+            assert placed.hole.size == select_rows(state[placed.entry].value, placed).nbytes
     assert rows.keys() == {"large", "small", "none", "scalar"}
     for key, count in (("large", 8), ("small", 3), ("none", 0), ("scalar", 1)):
         place = 0
@@ -73,13 +73,13 @@ def test_all_ranks_together_have_each_row_once(ranks: int) -> None:
 
 def test_what_may_differ_between_ranks_is_rank_0_s() -> None:
     state = [StateEntry("b", ("b",), LARGE, of_first=True)]
-    layouts = [layout_of(state, structure_of(state), rank, 2) for rank in range(2)]
+    layouts = [make_layout(state, collect_structure(state), rank, 2) for rank in range(2)]
     assert [len(layout.pieces) for layout in layouts] == [1, 0]
     assert layouts[0].pieces[0].rows == 8 and layouts[1].end == 0
 
 
 def test_a_state_without_tensors_has_a_table_alone() -> None:
-    layout = layout_of(entries(n=1), structure_of(entries(n=1)), 0, 1)
+    layout = make_layout(entries(n=1), collect_structure(entries(n=1)), 0, 1)
     assert (layout.end, layout.pieces, layout.texts) == (0, [], [])
     assert json.loads(layout.table)["pieces"] == []
     assert layout.objects_offset >= len(layout.table)
@@ -87,9 +87,9 @@ def test_a_state_without_tensors_has_a_table_alone() -> None:
 
 def test_rows_of_a_tensor() -> None:
     tensor = torch.arange(12).reshape(4, 3)
-    assert torch.equal(part_of(tensor, TensorPiece(0, 1, 2, 0)), tensor[1:3])
-    assert part_of(tensor, TensorPiece(0, 4, 0, 0)).shape == (0, 3)
-    assert torch.equal(part_of(torch.tensor(5), TensorPiece(0, 0, 1, 0)), torch.tensor(5))
+    assert torch.equal(select_rows(tensor, TensorPiece(0, 1, 2, 0)), tensor[1:3])
+    assert select_rows(tensor, TensorPiece(0, 4, 0, 0)).shape == (0, 3)
+    assert torch.equal(select_rows(torch.tensor(5), TensorPiece(0, 0, 1, 0)), torch.tensor(5))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 
-from spark_estimator.extensions.checkpoint.metadata_text import Note, SavedObject, SavedPiece, metadata_text
+from spark_estimator.extensions.checkpoint.metadata_text import Note, SavedObject, SavedPiece, make_metadata
 
 
 def note(rank: int, *pieces: SavedPiece, objects: tuple[SavedObject, ...] = (), structure: str = "s") -> Note:
@@ -33,7 +33,7 @@ def test_it_says_what_torchs_own_says(tmp_path: Path) -> None:
         )
     theirs: Metadata = pickle.loads((tmp_path / ".metadata").read_bytes())
     half = SavedPiece("m.h", ("m", "h"), "bfloat16", (), (), (), 0, 1500)
-    text = metadata_text([note(0, rows(0, 5), half, objects=(NUMBER,))], "folder")
+    text = make_metadata([note(0, rows(0, 5), half, objects=(NUMBER,))], "folder")
     ours: Metadata = pickle.loads(text)
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.planner_data == theirs.planner_data
@@ -47,31 +47,31 @@ def test_it_says_what_torchs_own_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("others", [(), (rows(3, 1),), (rows(2, 3),)])
 def test_parts_that_make_no_whole_are_no_checkpoint(others: tuple[SavedPiece, ...]) -> None:
     with pytest.raises(ValueError, match=r"m\.w"):
-        metadata_text([note(0, rows(0, 3)), note(1, *others)], "folder")
+        make_metadata([note(0, rows(0, 3)), note(1, *others)], "folder")
 
 
 def test_ranks_of_different_structure() -> None:
     with pytest.raises(ValueError, match="different structure"):
-        metadata_text([note(0, rows(0, 3)), note(1, rows(3, 2), structure="t")], "folder")
+        make_metadata([note(0, rows(0, 3)), note(1, rows(3, 2), structure="t")], "folder")
 
 
 def test_a_note_travels_as_json() -> None:
     before = note(0, rows(0, 5), objects=(NUMBER,))
-    assert metadata_text([Note.from_json(before.to_json())], "f") == metadata_text([before], "f")
+    assert make_metadata([Note.from_json(before.to_json())], "f") == make_metadata([before], "f")
 
 
 def test_a_tensor_without_rows_and_numbers_without_dimension_are_whole() -> None:
     scalar = SavedPiece("s", ("s",), "int64", (), (), (), 0, 1)
-    metadata = pickle.loads(metadata_text([note(0, rows(0, 0, whole=0), scalar)], "folder"))
+    metadata = pickle.loads(make_metadata([note(0, rows(0, 0, whole=0), scalar)], "folder"))
     assert metadata.state_dict_metadata["m.w"].size == torch.Size([0, 2])
     assert metadata.state_dict_metadata["s"].size == torch.Size([])
     with pytest.raises(ValueError, match="of s there are 2 rows"):
-        metadata_text([note(0, scalar), note(1, scalar)], "folder")
+        make_metadata([note(0, scalar), note(1, scalar)], "folder")
 
 
 def test_pieces_are_sorted_whatever_rank_has_them() -> None:
     notes = [note(2, rows(4, 1)), note(0, rows(2, 2)), note(1, rows(0, 2))]
-    metadata = pickle.loads(metadata_text(notes, "folder"))
+    metadata = pickle.loads(make_metadata(notes, "folder"))
     chunks = metadata.state_dict_metadata["m.w"].chunks
     assert [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks] == [
         ((0, 0), (2, 2)),
@@ -83,7 +83,7 @@ def test_pieces_are_sorted_whatever_rank_has_them() -> None:
 
 
 def test_no_parts_are_an_empty_checkpoint() -> None:
-    metadata = pickle.loads(metadata_text([], "folder"))
+    metadata = pickle.loads(make_metadata([], "folder"))
     assert metadata.state_dict_metadata == metadata.storage_data == metadata.planner_data == {}
     assert metadata.storage_meta.checkpoint_id == "folder"
 

@@ -16,8 +16,8 @@ import torch
 from spark_estimator.checkpoint.shared_control import CopySlot, SlotState
 from spark_estimator.extensions.checkpoint import folders, reading
 from spark_estimator.extensions.checkpoint.folders import Folder
-from spark_estimator.extensions.checkpoint.job import Objects, part_job
-from spark_estimator.extensions.checkpoint.layout import layout_of, part_of, structure_of
+from spark_estimator.extensions.checkpoint.job import Objects, write_job
+from spark_estimator.extensions.checkpoint.layout import collect_structure, make_layout, select_rows
 from spark_estimator.extensions.checkpoint.part_writer import WritePart
 from spark_estimator.extensions.checkpoint.state import StateEntry
 from spark_estimator.store import FilesystemStore
@@ -39,7 +39,7 @@ class Rank(writer_memory.Rank):
     ) -> None:
         """Fills slot 0 with a part and submits it."""
         state = [StateEntry("m.w", ("m", "w"), weight), StateEntry("step", ("step",), folder.step)]
-        layout = layout_of(state, structure_of(state), rank, ranks)
+        layout = make_layout(state, collect_structure(state), rank, ranks)
         slot = self.slots[0]
         if layout.end:
             slot.make_room(layout.end)
@@ -47,11 +47,11 @@ class Rank(writer_memory.Rank):
             slot.put(offset, text)
         slot.put(layout.end, layout.table)
         for placed in layout.pieces:
-            numbers = part_of(state[placed.entry].value, placed)
+            numbers = select_rows(state[placed.entry].value, placed)
             slot.put(placed.hole.offset, numbers.contiguous().numpy().tobytes())
-        objects = Objects().packed(state, {"rank": rank}, rank)
+        objects = Objects().pack(state, {"rank": rank}, rank)
         path = str(self.root / folder.name)
-        job = part_job(slot, layout, objects, path, rank, ranks, more.pop("keep", (9, None)))
+        job = write_job(slot, layout, objects, path, rank, ranks, more.pop("keep", (9, None)))
         self.submit(0, more.pop("ticket", 1), job, **more)
 
 
@@ -82,8 +82,8 @@ def test_the_older_copy_is_written_first(rank: Rank, tmp_path: Path) -> None:
     rank.part(step(1), ticket=5, state=SlotState.STANDBY)
     rank.slots.reverse()
     rank.part(step(2), ticket=4)
-    slot = rank.control.slot(0)
-    with rank.control.locked():  # `part` fills the first of the reversed slots, which is the second one
+    slot = rank.control.get_slot(0)
+    with rank.control.hold_lock():  # `part` fills the first of the reversed slots, which is the second one
         rank.control.set_slot(1, slot)
         rank.control.set_slot(0, CopySlot(SlotState.FREE))
     assert [report["ticket"] for report in rank.run()] == [4]
@@ -131,7 +131,7 @@ def test_rank_0_waits_for_the_parts_of_all(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_another_rank_has_given_up_is_not_awaited(rank: Rank, tmp_path: Path) -> None:
     rank.part(step(3), 0, 2)
-    with rank.control.locked():
+    with rank.control.hold_lock():
         rank.control.set_outcome(given_up=1)
     (report,) = rank.run()
     assert report["error"] == "another rank has failed to write its part" and report["raised"] == ""
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_made_is_reported(rank: Rank, tmp_path: Path) ->
     assert report["raised"] in ("FileExistsError", "NotADirectoryError") and report["error"].startswith(
         report["raised"]
     )
-    assert (rank.control.completed, rank.control.failed, rank.control.in_state(SlotState.FREE)) == (-1, 1, [0, 1])
+    assert (rank.control.completed, rank.control.failed, rank.control.find_slots(SlotState.FREE)) == (-1, 1, [0, 1])
 
 
 class FullStore(FilesystemStore):
@@ -202,7 +202,7 @@ def test_a_fault_at_each_system_call_leaves_a_whole_checkpoint(tmp_path: Path, f
         # The next writer removes what the fault has left, and its own previous checkpoint.
         write(3)
         (left,) = root.iterdir()
-        folder = Folder.of(left.name)
+        folder = Folder.parse(left.name)
         assert folder is not None and folder.step == 3, where
         shutil.rmtree(left)
         write(1)

@@ -10,8 +10,8 @@ import torch
 
 from spark_estimator.checkpoint import complete_steps, load
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.checkpoint.folders import folders_in
-from spark_estimator.extensions.checkpoint.reading import store_of
+from spark_estimator.extensions.checkpoint.folders import list_folders
+from spark_estimator.extensions.checkpoint.reading import open_store
 from tests.clocks import wrong_clock
 from tests.ranks import run_ranks
 from tests.torch.rank_pool import RankPool
@@ -78,7 +78,7 @@ def test_a_clock_that_was_a_day_ahead_costs_no_checkpoint(tmp_path: Path) -> Non
         numbers = result[0][2]
         assert torch.equal(load(root)["model"]["0.weight"], numbers["0.weight"])
     assert complete_steps(root) == [4, 6]
-    days = [folder.time // 86400 for folder in folders_in(store_of(root), root)]
+    days = [folder.time // 86400 for folder in list_folders(open_store(root), root)]
     assert days[0] < days[1], "they say when the hosts took them to be made"
 
 

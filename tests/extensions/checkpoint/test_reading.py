@@ -31,7 +31,7 @@ def file_of(content: Any) -> bytes:
 
 
 def store_at(folder: Path) -> FilesystemStore:
-    return reading.store_of(str(folder))
+    return reading.open_store(str(folder))
 
 
 def write(root: Path, folder: Folder, state: dict[str, Any] | None) -> None:
@@ -79,7 +79,7 @@ def test_only_a_folder_or_a_store_of_files() -> None:
 
     Other.__abstractmethods__ = frozenset()
     with pytest.raises(TypeError, match=r"must be a path, a URL or a FilesystemStore; got .*Other"):
-        reading.store_of(Other())  # type: ignore[abstract]
+        reading.open_store(Other())  # type: ignore[abstract]
 
 
 def extents_of(root: Path, *contents: Any) -> list[tuple[Saved, Extent]]:
@@ -175,14 +175,14 @@ def test_an_archive_of_something_else_is_no_value(tmp_path: Path) -> None:
 def test_pieces_are_put_into_their_tensor() -> None:
     saved = Saved("w", ("w",), torch.float32, (3, 3), ())
     values: dict[str, Any] = {}
-    reading.place(values, saved, Extent("f", 0, 0, (1, 0), (2, 3)), torch.full((2, 3), 2.0))
-    reading.place(values, saved, Extent("f", 0, 0, (0, 0), (1, 3)), torch.full((1, 3), 1.0))
+    reading.fill_tensor(values, saved, Extent("f", 0, 0, (1, 0), (2, 3)), torch.full((2, 3), 2.0))
+    reading.fill_tensor(values, saved, Extent("f", 0, 0, (0, 0), (1, 3)), torch.full((1, 3), 1.0))
     assert values["w"].tolist() == [[1.0] * 3, [2.0] * 3, [2.0] * 3]
-    reading.place(values, Saved("s", ("s",), torch.int64, (), ()), Extent("f", 0, 0), torch.tensor(7))
-    reading.place(values, Saved("o", ("o",), None, (), ()), Extent("f", 0, 0), {"a": 1})
+    reading.fill_tensor(values, Saved("s", ("s",), torch.int64, (), ()), Extent("f", 0, 0), torch.tensor(7))
+    reading.fill_tensor(values, Saved("o", ("o",), None, (), ()), Extent("f", 0, 0), {"a": 1})
     assert (values["s"].item(), values["o"]) == (7, {"a": 1})
 
 
 def test_a_folder_whose_name_has_no_time_is_no_checkpoint(root: Path) -> None:
-    assert folders.Folder.of("step-0000000010-0001-20269941T000000Z-00000000") is None
-    assert {folder.step for folder in folders.folders_in(store_at(root), str(root))} == {5, 7, 9}
+    assert folders.Folder.parse("step-0000000010-0001-20269941T000000Z-00000000") is None
+    assert {folder.step for folder in folders.list_folders(store_at(root), str(root))} == {5, 7, 9}

@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint.folders import Folder
 from spark_estimator.extensions.checkpoint.index import Extent, Saved
-from spark_estimator.extensions.checkpoint.reading import store_of
-from spark_estimator.extensions.checkpoint.restoring import restore, shared
+from spark_estimator.extensions.checkpoint.reading import open_store
+from spark_estimator.extensions.checkpoint.restoring import divide_extents, restore
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -31,7 +31,7 @@ def extents(*lengths: int) -> list[tuple[Saved, Extent]]:
 @pytest.mark.parametrize("lengths", [(), (5,), (0,), (10, 10, 10, 10), (100, 1, 1, 1), (1, 1, 1, 100), (7,) * 30])
 def test_ranks_read_as_many_bytes_to_an_extent(lengths: tuple[int, ...], ranks: int) -> None:
     items = extents(*lengths)
-    shares = shared(list(reversed(items)), ranks)
+    shares = divide_extents(list(reversed(items)), ranks)
     assert len(shares) == ranks
     assert [item for share in shares for item in share] == items, "each once, in the order of the file"
     sizes = [sum(extent.length for _, extent in share) for share in shares]
@@ -41,7 +41,7 @@ def test_ranks_read_as_many_bytes_to_an_extent(lengths: tuple[int, ...], ranks: 
 def test_the_order_of_files_does_not_depend_on_the_index() -> None:
     first, second = (Saved(name, (name,), None, (), ()) for name in "ab")
     items = [(first, Extent("__1_0.distcp", 0, 5)), (second, Extent("__0_0.distcp", 9, 5))]
-    assert shared(items, 2) == [[items[1]], [items[0]]]
+    assert divide_extents(items, 2) == [[items[1]], [items[0]]]
 
 
 class Counter:
@@ -71,7 +71,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def restored(root: Path, step: int | None = None, **objects: Any) -> int:
-    return restore(store_of(str(root)), str(root), step, objects, {}, 0, 1)
+    return restore(open_store(str(root)), str(root), step, objects, {}, 0, 1)
 
 
 def test_objects_get_their_state(root: Path) -> None:

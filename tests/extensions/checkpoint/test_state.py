@@ -12,11 +12,11 @@ from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint.state import (
     LARGEST_OWN_BUFFER,
     check_names,
-    entries_of,
-    leaves,
+    collect_entries,
+    find_own_buffers,
+    iterate_leaves,
+    join_leaves,
     load_into,
-    nested,
-    own_buffers,
 )
 
 
@@ -39,14 +39,14 @@ def test_names_are_those_of_torchs_layout() -> None:
 
     planner = DefaultSavePlanner()
     planner.set_up_planner({"x": {name: value for name, value in STATE.items() if name != "d"}})
-    ours = {".".join(map(str, path)): path for path, _ in leaves(("x",), STATE)}
+    ours = {".".join(map(str, path)): path for path, _ in iterate_leaves(("x",), STATE)}
     assert ours.pop("x.d") == ("x", "d")
     assert ours == planner.mappings
 
 
 def test_a_state_comes_back_with_its_own_keys() -> None:
     holder = Holder({"a": {0: None}})
-    load_into(holder, nested([(path[1:], value) for path, value in leaves(("x",), STATE)]))
+    load_into(holder, join_leaves([(path[1:], value) for path, value in iterate_leaves(("x",), STATE)]))
     assert list(holder.state["a"]) == [0, "b"]
     assert holder.state["c"][0] == {"lr": 0.1}
     assert (holder.state["d"], holder.state["e"], holder.state["f"]) == ({}, (1, 2), None)
@@ -57,7 +57,7 @@ def test_a_new_optimizer_takes_the_state_of_one_that_has_stepped() -> None:
     for parameter in first.param_groups[0]["params"]:
         parameter.grad = torch.ones_like(parameter)
     first.step()
-    load_into(second, nested([(path[1:], value) for path, value in leaves(("o",), first.state_dict())]))
+    load_into(second, join_leaves([(path[1:], value) for path, value in iterate_leaves(("o",), first.state_dict())]))
     assert torch.equal(second.state_dict()["state"][1]["exp_avg"], first.state_dict()["state"][1]["exp_avg"])
 
 
@@ -65,20 +65,20 @@ def test_small_buffers_are_each_ranks_own() -> None:
     module = nn.BatchNorm1d(3)
     module.register_buffer("large", torch.zeros(LARGEST_OWN_BUFFER // 4 + 1))
     module.register_buffer("passing", torch.zeros(1), persistent=False)
-    assert own_buffers(module).keys() == {"running_mean", "running_var", "num_batches_tracked"}
-    first = {entry.key for entry in entries_of({"m": module}) if entry.of_first}
+    assert find_own_buffers(module).keys() == {"running_mean", "running_var", "num_batches_tracked"}
+    first = {entry.key for entry in collect_entries({"m": module}) if entry.of_first}
     assert first == {"m.running_mean", "m.running_var", "m.num_batches_tracked"}
 
 
 @pytest.mark.parametrize("value", [torch.zeros(2, 2).to_sparse(), torch.zeros(2, dtype=torch.complex64).conj()])
 def test_tensors_that_have_no_pieces_are_refused(value: torch.Tensor) -> None:
     with pytest.raises(DataError, match=r"m\.w"):
-        entries_of({"m": Holder({"w": value})})
+        collect_entries({"m": Holder({"w": value})})
 
 
 def test_two_values_of_one_name_are_refused() -> None:
     with pytest.raises(DataError, match=r"'m\.a\.b'"):
-        entries_of({"m": Holder({"a.b": 1, "a": {"b": 2}})})
+        collect_entries({"m": Holder({"a.b": 1, "a": {"b": 2}})})
 
 
 def test_names_and_objects_that_cannot_be_in_a_checkpoint() -> None:

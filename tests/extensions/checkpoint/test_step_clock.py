@@ -9,7 +9,7 @@ import pytest
 from spark_estimator.env import ATTEMPT_VARIABLE
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint.folders import Folder
-from spark_estimator.extensions.checkpoint.reading import store_of
+from spark_estimator.extensions.checkpoint.reading import open_store
 from spark_estimator.extensions.checkpoint.step_clock import StepClock
 from spark_estimator.store import FilesystemStore
 from spark_estimator.store.filesystem import Entry
@@ -18,7 +18,7 @@ from tests.ranks import run_ranks
 
 def get_generation(clock: StepClock) -> int:
     """Return the generation of the next copy."""
-    folder = Folder.of(clock.name_folder(0))
+    folder = Folder.parse(clock.name_folder(0))
     assert folder is not None
     return folder.generation
 
@@ -29,7 +29,7 @@ def test_a_beginning_is_newer_than_all_in_the_folder(
 ) -> None:
     """The writers of two earlier attempts may not have begun to write."""
     monkeypatch.setenv(ATTEMPT_VARIABLE, str(attempt))
-    store = store_of(str(tmp_path / "run"))
+    store = open_store(str(tmp_path / "run"))
     assert get_generation(StepClock(store)) == attempt
     (tmp_path / "run" / Folder(7, 1, "00000000", 0).name).mkdir(parents=True)
     assert get_generation(StepClock(store)) == 7 + attempt
@@ -42,7 +42,7 @@ def test_a_later_round_is_newer_than_all_of_the_rounds_before(tmp_path: Path) ->
         from spark_estimator.collectives import context, launcher_link
 
         context.init()
-        clock = StepClock(store_of(str(tmp_path / "run")))
+        clock = StepClock(open_store(str(tmp_path / "run")))
         first = get_generation(clock)
         assert get_generation(clock) == first + 1
         launcher_link._link = object()  # type: ignore[assignment]  # a later round's job
@@ -64,10 +64,10 @@ def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_copied_twice_has_a_newer_folder(tmp_path: Path) -> None:
-    clock, folders = StepClock(store_of(str(tmp_path))), []
+    clock, folders = StepClock(open_store(str(tmp_path))), []
     for steps in (0, 3, 3, 2, 4):
         clock.steps = steps
-        folders.append(Folder.of(clock.name_folder(5)))
+        folders.append(Folder.parse(clock.name_folder(5)))
     assert [(folder.generation, folder.step, folder.time) for folder in folders if folder is not None] == [
         *((1, 0, 5), (1, 3, 5), (2, 3, 5), (3, 2, 5), (3, 4, 5))
     ]
@@ -75,7 +75,7 @@ def test_a_step_that_is_copied_twice_has_a_newer_folder(tmp_path: Path) -> None:
 
 
 def test_steps_count_from_the_last_checkpoint(tmp_path: Path) -> None:
-    clock = StepClock(store_of(str(tmp_path)), every_steps=3)
+    clock = StepClock(open_store(str(tmp_path)), every_steps=3)
     assert [clock.count() for _ in range(4)] == [False, False, True, True], "until one is made"
     clock.begin_interval()
     assert [clock.count() for _ in range(3)] == [False, False, True]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spark_estimator.collectives import context
-from spark_estimator.collectives.compression.int8 import wire_bytes
+from spark_estimator.collectives.compression.int8 import count_wire_bytes
 from spark_estimator.extensions.local_steps.fragment import Fragment, FragmentState, OuterStep
 
 
@@ -129,5 +129,5 @@ def test_bytes_that_travel_between_hosts() -> None:
     moved(params[0], 0.5)
     rounded.send()
     rounded.take(late=False)
-    assert rounded.bytes_given == wire_bytes(4096) + 4 * 10 + 8 * 3 + number_of_ranks
+    assert rounded.bytes_given == count_wire_bytes(4096) + 4 * 10 + 8 * 3 + number_of_ranks
     assert torch.allclose(params[0], torch.full((4096,), 0.5), atol=1e-2)

@@ -98,14 +98,14 @@ def test_synchronize_exchanges_what_is_left_and_nothing_twice() -> None:
 
 def test_a_state_continues_another_optimizer() -> None:
     first = Training(ExchangeSchedule(2, fragments=2))
-    assert first.rounds.state() is None
+    assert first.rounds.get_state() is None
     first.step(2)
-    state = first.rounds.state()
+    state = first.rounds.get_state()
     assert state is not None and state["version"] == 1
     assert (len(state["anchors"]), len(state["momenta"])) == (3, 3)
     second = Training(ExchangeSchedule(2))  # of another number of fragments
     second.rounds.load(state)
-    assert second.rounds.state() is state, "until the next step"
+    assert second.rounds.get_state() is state, "until the next step"
     second.step()
     anchors = [anchor for fragment in second.rounds.fragments for anchor in fragment.anchors]
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(anchors, state["anchors"], strict=True))
@@ -115,7 +115,7 @@ def test_a_state_continues_another_optimizer() -> None:
 def test_a_state_without_momentum_and_one_of_other_parameters() -> None:
     plain = Training(ExchangeSchedule(2), OuterStep(0.5, 0.0, 0.0, as_int8=False, process_set=None))
     plain.step(2)
-    state = plain.rounds.state()
+    state = plain.rounds.get_state()
     assert state is not None and state["momenta"] == []
     with_momentum = Training(ExchangeSchedule(2))
     with_momentum.rounds.load(state)

@@ -14,8 +14,13 @@ import pyarrow.parquet
 import pytest
 
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.arguments import check_others, chosen, chosen_fields, without_effect
-from spark_estimator.extensions.petastorm.dataset import dataset_at
+from spark_estimator.extensions.petastorm.arguments import (
+    check_others,
+    choose_columns,
+    choose_fields,
+    warn_without_effect,
+)
+from spark_estimator.extensions.petastorm.dataset import find_dataset
 from spark_estimator.extensions.petastorm.unischema import UnischemaField
 
 COLUMNS = ("id", "image_1", "image_2", "price($)", "a.b")
@@ -36,52 +41,52 @@ COLUMNS = ("id", "image_1", "image_2", "price($)", "a.b")
     ],
 )
 def test_columns_in_the_order_of_the_files(schema_fields: Any, expected: list[str]) -> None:
-    assert chosen(COLUMNS, schema_fields) == expected
+    assert choose_columns(COLUMNS, schema_fields) == expected
 
 
 def test_a_name_that_is_no_pattern() -> None:
-    assert chosen(["x", "a[", "y"], ["a["]) == ["a["]
+    assert choose_columns(["x", "a[", "y"], ["a["]) == ["a["]
     with pytest.raises(ValueError, match=r"schema_fields: 'b\[' is no column of 'x', and no regular expression: "):
-        chosen(["x"], ["b["])
+        choose_columns(["x"], ["b["])
 
 
 def test_a_dot_in_a_field_s_name_is_no_pattern() -> None:
-    assert chosen(["axb", "a.b"], [UnischemaField("a.b", numpy.int32)]) == ["a.b"]
-    assert chosen(["axb", "a.b"], ["a.b"]) == ["axb", "a.b"], "a text is a pattern, as in petastorm"
+    assert choose_columns(["axb", "a.b"], [UnischemaField("a.b", numpy.int32)]) == ["a.b"]
+    assert choose_columns(["axb", "a.b"], ["a.b"]) == ["axb", "a.b"], "a text is a pattern, as in petastorm"
 
 
 @pytest.mark.parametrize("schema_fields", ["id", 7])
 def test_what_is_no_list(schema_fields: Any) -> None:
     with pytest.raises(ValueError, match=f"must be a list of names, patterns or fields; got {schema_fields!r}"):
-        chosen(COLUMNS, schema_fields)
+        choose_columns(COLUMNS, schema_fields)
 
 
 def test_entries_that_are_no_columns() -> None:
     with pytest.raises(ValueError, match="schema_fields is an empty list: name at least one column"):
-        chosen(COLUMNS, [])
+        choose_columns(COLUMNS, [])
     with pytest.raises(ValueError, match="it has 3"):
-        chosen(COLUMNS, ["id", 3])
+        choose_columns(COLUMNS, ["id", 3])
     with pytest.raises(DataError, match=r"'image' is no column of .*Did you mean 'image_"):
-        chosen(COLUMNS, ["image"])
+        choose_columns(COLUMNS, ["image"])
     with pytest.raises(DataError, match="'id' is no column of "):
-        chosen([], ["id"])
+        choose_columns([], ["id"])
 
 
 def test_fields_of_files_and_columns_without_arrays(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"x": [1], "pair": [[1.0, 2.0]], "deep": [{"a": 1}]}), tmp_path / "a")
-    files = dataset_at(str(tmp_path / "a"))
+    files = find_dataset(str(tmp_path / "a"))
     with pytest.warns(UserWarning, match=r"^folder: column 'deep' has type struct<a: int64>.* is left out"):
-        schema = chosen_fields(files, None, "folder")
+        schema = choose_fields(files, None, "folder")
     assert {name: (field.numpy_dtype, field.shape) for name, field in schema.fields.items()} == {
         "x": (numpy.int64, ()),
         "pair": (numpy.float64, (None,)),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert list(chosen_fields(files, ["pair"], "folder").fields) == ["pair"]
+        assert list(choose_fields(files, ["pair"], "folder").fields) == ["pair"]
     for named in ("deep", UnischemaField("deep", numpy.int64)):
         with pytest.raises(DataError, match=r"column 'deep' has type struct<a: int64>.*: flatten it first"):
-            chosen_fields(files, ["x", named], "folder")
+            choose_fields(files, ["x", named], "folder")
 
 
 def test_arguments_without_effect_are_listed_once() -> None:
@@ -90,7 +95,7 @@ def test_arguments_without_effect_are_listed_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_others("make_reader", {"pyarrow_serialize": True, "rowgroup_selector": None, "ngram": None})
-        without_effect([])
+        warn_without_effect([])
 
 
 @pytest.fixture(autouse=True)

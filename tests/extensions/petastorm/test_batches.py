@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from spark_estimator.data.fields import Field
-from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.parquet import FileRows, find_files
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.extensions.petastorm.batches import ShardBatches
 
@@ -23,7 +23,7 @@ def rows(tmp_path: Path) -> FileRows:
     """11 rows: n = 0, 1, ... and pairs [n, -n]."""
     table = pyarrow.table({"n": range(11), "pair": [[float(n), -float(n)] for n in range(11)]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=4)
-    return FileRows(files_at(str(tmp_path)), RowEncoder(("n", "pair")))
+    return FileRows(find_files(str(tmp_path)), RowEncoder(("n", "pair")))
 
 
 def test_batches_run_on_into_the_next_epoch(rows: FileRows) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from spark_estimator.data.parquet import files_at
+from spark_estimator.data.parquet import find_files
 from spark_estimator.data.petastorm import DataLoader, make_reader
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.codecs import Coded
@@ -73,12 +73,12 @@ def test_arrays_come_flat_in_a_type_that_tensors_have() -> None:
     coded = Coded("x", "npz", "uint16", (2, 2))
     assert coded.dtype == "int32"
     array = pyarrow.array([npz(numpy.full((2, 2), value, numpy.uint16)) for value in (1, 65535)])
-    lists = coded.decoded(array, 0)
+    lists = coded.decode(array, 0)
     assert lists.type == pyarrow.list_(pyarrow.int32(), 4) and lists.to_pylist() == [[1] * 4, [65535] * 4]
     with pytest.raises(
         DataError, match=r"'x' holds an array of int64 and shape \[3\] in row 7 of this share, and uint16"
     ):
-        coded.decoded(pyarrow.array([npz(numpy.arange(3))]), 7)
+        coded.decode(pyarrow.array([npz(numpy.arange(3))]), 7)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_the_first_row_has_to_fit_the_schema(
 ) -> None:
     table = pyarrow.table({"x": [npz(numpy.ones((2, 3), numpy.float32))], "n": [5]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    files, schema = DatasetFiles.from_files(files_at(str(tmp_path))), [SchemaField("x", dtype, shape, codec)]
+    files, schema = DatasetFiles.from_files(find_files(str(tmp_path))), [SchemaField("x", dtype, shape, codec)]
     if words is not None:
         with pytest.raises(DataError, match=words):
-            files.with_coded(schema)
+            files.add_coded(schema)
         return
-    decoded = files.with_coded(schema)
+    decoded = files.add_coded(schema)
     assert decoded.kinds == {"x": "array<float>", "n": "bigint"} and decoded.coded["x"].shape == (2, 3)
-    (batch,) = decoded.batches(["n", "x"], 0, 1, 10)
+    (batch,) = decoded.read_batches(["n", "x"], 0, 1, 10)
     assert batch.to_pydict() == {"n": [5], "x": [[1.0] * 6]}

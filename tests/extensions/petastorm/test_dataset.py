@@ -11,7 +11,7 @@ import pytest
 
 from spark_estimator.data.petastorm import make_batch_reader
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.dataset import dataset_at
+from spark_estimator.extensions.petastorm.dataset import find_dataset
 from spark_estimator.extensions.petastorm.predicates import in_lambda, in_set
 
 IN_ORDER = {"shuffle_row_groups": False, "reader_pool_type": "dummy"}
@@ -67,12 +67,12 @@ def test_files_and_folders_have_quoted_uris(partitioned: Path) -> None:
 
 
 def test_what_the_partition_alone_decides_reads_no_file(partitioned: Path) -> None:
-    files = dataset_at(str(partitioned))
+    files = find_dataset(str(partitioned))
     for path in partitioned.rglob("*.parquet"):
         path.unlink()
-    from spark_estimator.extensions.petastorm.selection import selected
+    from spark_estimator.extensions.petastorm.selection import select_rows
 
-    assert selected(files, in_set([1], "year"), [("country", "=", "a b")], by_row=False).rows == 3
+    assert select_rows(files, in_set([1], "year"), [("country", "=", "a b")], by_row=False).rows == 3
 
 
 def test_loaders_read_partition_columns(partitioned: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.pages import array_of, column_of, objects
+from spark_estimator.extensions.petastorm.pages import make_array, make_column, make_object_array
 
 DAYS = [datetime.date(2020, 1, 2), datetime.date(1960, 2, 29)]
 TIMES = [datetime.datetime(2020, 1, 2, 3, 4, 5, 6), datetime.datetime(1960, 1, 1)]
@@ -38,19 +38,19 @@ TIMES = [datetime.datetime(2020, 1, 2, 3, 4, 5, 6), datetime.datetime(1960, 1, 1
     ],
 )
 def test_values(values: list[Any], kind: pyarrow.DataType, dtype: str, expected: list[Any]) -> None:
-    array = array_of(pyarrow.array(values, kind), "x")
+    array = make_array(pyarrow.array(values, kind), "x")
     assert array.dtype == numpy.dtype(dtype) and array.flags.writeable
     assert [None if item != item else item for item in array.tolist()] == expected
 
 
 def test_values_of_single_rows() -> None:
-    null = array_of(pyarrow.array([1, None], pyarrow.int64()), "x", by_row=True)
+    null = make_array(pyarrow.array([1, None], pyarrow.int64()), "x", by_row=True)
     assert null.tolist() == [1, None] and type(null[0]) is numpy.int64
-    ragged = array_of(pyarrow.array([[1], [2, 3], None]), "x", by_row=True)
+    ragged = make_array(pyarrow.array([[1], [2, 3], None]), "x", by_row=True)
     assert [None if item is None else item.tolist() for item in ragged] == [[1], [2, 3], None]
-    assert array_of(pyarrow.array(DAYS), "x", by_row=True).dtype == "datetime64[D]"
+    assert make_array(pyarrow.array(DAYS), "x", by_row=True).dtype == "datetime64[D]"
     with pytest.raises(DataError, match="column 'x' holds null instead of an array in row 1"):
-        array_of(pyarrow.array([[1], None]), "x")
+        make_array(pyarrow.array([[1], None]), "x")
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_values_of_single_rows() -> None:
     ],
 )
 def test_columns_that_a_function_returned(values: list[Any], dtype: str, shape: tuple[int, ...]) -> None:
-    array = column_of(objects(values), "x", None)
+    array = make_column(make_object_array(values), "x", None)
     assert array.dtype == numpy.dtype(dtype) and array.shape == shape
 
 
 def test_columns_that_cannot_be_used() -> None:
     with pytest.raises(DataError, match="column 'x' of what transform_spec's function returned"):
-        column_of(objects([1, "a"]), "x", None)
+        make_column(make_object_array([1, "a"]), "x", None)
     with pytest.raises(DataError, match=r"arrays of different shapes: \[1\], \[2\]"):
-        column_of(objects([[1], [1, 2]]), "x", None)
+        make_column(make_object_array([[1], [1, 2]]), "x", None)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy
 import pytest
 
-from spark_estimator.extensions.petastorm.arguments import chosen_fields
-from spark_estimator.extensions.petastorm.dataset import dataset_at
+from spark_estimator.extensions.petastorm.arguments import choose_fields
+from spark_estimator.extensions.petastorm.dataset import find_dataset
 from spark_estimator.extensions.petastorm.plan import ReadPlan
 from spark_estimator.extensions.petastorm.transform import TransformSpec, transform_schema
 
@@ -19,13 +19,13 @@ from spark_estimator.extensions.petastorm.transform import TransformSpec, transf
 @pytest.fixture
 def plan(numbers: str) -> ReadPlan:
     """25 rows in row groups of 4, 4, 3, 4, 4, 4 and 2."""
-    files = dataset_at(numbers)
-    schema = chosen_fields(files, None, "numbers")
+    files = find_dataset(numbers)
+    schema = choose_fields(files, None, "numbers")
     return ReadPlan(files, schema, schema, shuffle_row_groups=False)
 
 
 def pages(plan: ReadPlan, first_epoch: int = 0, by_row: bool = False) -> list[list[int]]:
-    return [page["n"].tolist() for page in plan.pages(first_epoch, by_row)]
+    return [page["n"].tolist() for page in plan.read_pages(first_epoch, by_row)]
 
 
 def test_a_plan_travels_and_gives_the_same_rows(plan: ReadPlan) -> None:
@@ -66,7 +66,7 @@ def test_epochs_have_orders_that_the_seed_determines(plan: ReadPlan) -> None:
         assert sorted(itertools.chain.from_iterable(epoch)) == list(range(25))
     assert pages(replace(mixed, num_epochs=1), first_epoch=1) == second
     assert pages(replace(mixed, num_epochs=1, seed=4)) != first
-    endless = replace(plan, num_epochs=None).pages(0, False)
+    endless = replace(plan, num_epochs=None).read_pages(0, False)
     assert [page["n"][0] for page in itertools.islice(endless, 8)] == [0, 4, 8, 11, 15, 19, 23, 0]
 
 
@@ -77,7 +77,7 @@ def test_threads_that_read_ahead_change_nothing(plan: ReadPlan) -> None:
 
 @pytest.mark.parametrize("precision", [None, "float32", "float64"])
 def test_fractions_in_one_precision(plan: ReadPlan, precision: str | None) -> None:
-    page = next(iter(replace(plan, precision=precision).pages(0, False)))
+    page = next(iter(replace(plan, precision=precision).read_pages(0, False)))
     expected = {None: ("float64", "float32")}.get(precision, (precision, precision))
     assert (page["half"].dtype.name, page["pair"].dtype.name) == expected
     assert (page["n"].dtype.name, page["small"].dtype.name, page["even"].dtype.name) == ("int32", "int8", "bool")
@@ -100,4 +100,4 @@ def test_a_transform_of_pages_and_of_rows(plan: ReadPlan) -> None:
         spec = TransformSpec(function, selected_fields=["n"])
         changed = replace(plan, transform=spec, result_schema=transform_schema(plan.schema, spec), batched=batched)
         assert pages(changed)[:2] == [[0, 2, 4, 6], [8, 10, 12, 14]]
-        assert {tuple(page) for page in changed.pages(0, not batched)} == {("n",)}
+        assert {tuple(page) for page in changed.read_pages(0, not batched)} == {("n",)}

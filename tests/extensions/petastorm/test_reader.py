@@ -16,7 +16,7 @@ import torch
 
 from spark_estimator.data.petastorm import BatchedDataLoader, DataLoader, TransformSpec, make_batch_reader, make_reader
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.reader import Reader, chosen
+from spark_estimator.extensions.petastorm.reader import Reader, choose_columns
 
 # Ten rows by petastorm 0.13.1 on PySpark 3.5.9: id and y = id / 2; matrix [2, 3] (.npy) and packed [2] (.npz) of id;
 # image [3, 4, 3] (PNG).
@@ -80,7 +80,7 @@ def test_what_is_refused(numbers: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_reader(numbers, ["n"], hdfs_driver="libhdfs")
-    assert chosen(["a.b", "axb"], ["a.b"]) == ["a.b", "axb"], "a regular expression, as in petastorm"
+    assert choose_columns(["a.b", "axb"], ["a.b"]) == ["a.b", "axb"], "a regular expression, as in petastorm"
 
 
 def test_a_data_set_that_petastorm_wrote() -> None:

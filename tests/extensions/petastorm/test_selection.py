@@ -10,9 +10,9 @@ import pyarrow.parquet
 import pytest
 
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.dataset import DatasetFiles, dataset_at
+from spark_estimator.extensions.petastorm.dataset import DatasetFiles, find_dataset
 from spark_estimator.extensions.petastorm.predicates import in_lambda, in_set
-from spark_estimator.extensions.petastorm.selection import selected
+from spark_estimator.extensions.petastorm.selection import select_rows
 
 
 @pytest.fixture
@@ -29,11 +29,13 @@ def files(tmp_path: Path) -> DatasetFiles:
             }
         )
         pyarrow.parquet.write_table(table, folder / "rows.parquet", row_group_size=3)
-    return dataset_at(str(tmp_path))
+    return find_dataset(str(tmp_path))
 
 
 def rows(files: DatasetFiles, shard: int = 0, shards: int = 1) -> list[int]:
-    return [x for piece in files.pieces(shard, shards) for x in files.read(piece, ["x"], {}).column("x").to_pylist()]
+    return [
+        x for piece in files.find_pieces(shard, shards) for x in files.read(piece, ["x"], {}).column("x").to_pylist()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def rows(files: DatasetFiles, shard: int = 0, shards: int = 1) -> list[int]:
     ],
 )
 def test_filters(files: DatasetFiles, filters: Any, expected: list[int]) -> None:
-    result = selected(files, None, filters, by_row=False)
+    result = select_rows(files, None, filters, by_row=False)
     assert rows(result) == expected and result.rows == len(expected)
     assert rows(files) == list(range(8)), "the files themselves stay"
 
@@ -64,11 +66,11 @@ def test_filters(files: DatasetFiles, filters: Any, expected: list[int]) -> None
 @pytest.mark.parametrize("by_row", [False, True])
 def test_a_predicate_narrows_what_the_filters_leave(files: DatasetFiles, by_row: bool) -> None:
     odd = in_lambda(["x"], lambda x: x % 2 == 1)
-    assert rows(selected(files, odd, None, by_row)) == [1, 3, 5, 7]
-    both = selected(files, odd, [("x", ">", 2)], by_row)
+    assert rows(select_rows(files, odd, None, by_row)) == [1, 3, 5, 7]
+    both = select_rows(files, odd, [("x", ">", 2)], by_row)
     assert rows(both) == [3, 5, 7]
     assert [rows(both, shard, 3) for shard in range(3)] == [[3], [5], [7]], "equal shares of the selected rows"
-    again = selected(both, in_set([5, 6], "x"), None, by_row)
+    again = select_rows(both, in_set([5, 6], "x"), None, by_row)
     assert rows(again) == [5], "numbers count in the row group, not in what was selected before"
 
 
@@ -76,8 +78,8 @@ def test_a_predicate_narrows_what_the_filters_leave(files: DatasetFiles, by_row:
 def test_partition_columns_read_no_file(files: DatasetFiles, by_row: bool) -> None:
     for file in files.files:
         Path(file.path).unlink()
-    assert selected(files, in_set([2], "year"), [("year", ">", 0)], by_row).rows == 4
-    assert selected(files, in_set([3], "year"), None, by_row).rows == 0
+    assert select_rows(files, in_set([2], "year"), [("year", ">", 0)], by_row).rows == 4
+    assert select_rows(files, in_set([3], "year"), None, by_row).rows == 0
 
 
 @pytest.mark.parametrize(
@@ -93,25 +95,25 @@ def test_partition_columns_read_no_file(files: DatasetFiles, by_row: bool) -> No
 )
 def test_filters_of_another_form(files: DatasetFiles, filters: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        selected(files, None, filters, by_row=False)
+        select_rows(files, None, filters, by_row=False)
 
 
 def test_columns_and_values_that_do_not_fit(files: DatasetFiles) -> None:
     with pytest.raises(DataError, match=r"name 'X', which is no column of 'year', 'x', .*Did you mean 'x'"):
-        selected(files, None, [("X", "=", 1)], by_row=False)
+        select_rows(files, None, [("X", "=", 1)], by_row=False)
     with pytest.raises(DataError, match="'labels'"):
-        selected(files, in_set([1], "labels"), None, by_row=False)
+        select_rows(files, in_set([1], "labels"), None, by_row=False)
     for value in ("--2", "\u00b2"):  # digits for Python's isdigit, and no number for int
         with pytest.raises(DataError, match=r"filters .*year"):
-            selected(files, None, [("year", "=", value)], by_row=False)
+            select_rows(files, None, [("year", "=", value)], by_row=False)
     with pytest.raises(DataError, match=r"filters \[\('x', '=', 'text'\)\]"):
-        selected(files, None, [("x", "=", "text")], by_row=False)
+        select_rows(files, None, [("x", "=", "text")], by_row=False)
 
 
 def test_predicates_of_another_form(files: DatasetFiles) -> None:
     with pytest.raises(
         ValueError, match=r"predicate must be an object of petastorm\.predicates\.PredicateBase; got <func"
     ):
-        selected(files, lambda x: True, None, by_row=False)  # type: ignore[arg-type]
+        select_rows(files, lambda x: True, None, by_row=False)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="names no column"):
-        selected(files, in_lambda([], lambda: True), None, by_row=False)
+        select_rows(files, in_lambda([], lambda: True), None, by_row=False)

@@ -10,10 +10,10 @@ import pyarrow.parquet
 import pytest
 
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.arguments import chosen_fields
-from spark_estimator.extensions.petastorm.dataset import dataset_at
+from spark_estimator.extensions.petastorm.arguments import choose_fields
+from spark_estimator.extensions.petastorm.dataset import find_dataset
 from spark_estimator.extensions.petastorm.plan import ReadPlan
-from spark_estimator.extensions.petastorm.tensor_fields import are_plain, tensor_fields
+from spark_estimator.extensions.petastorm.tensor_fields import are_plain, make_tensor_fields
 
 TYPES = {
     "i8": ("int8", pyarrow.int8()),
@@ -30,8 +30,8 @@ TYPES = {
 
 def plan(folder: Path, table: pyarrow.Table, *columns: str) -> ReadPlan:
     pyarrow.parquet.write_table(table, folder / "rows.parquet")
-    files = dataset_at(str(folder))
-    schema = chosen_fields(files, columns or None, "folder")
+    files = find_dataset(str(folder))
+    schema = choose_fields(files, columns or None, "folder")
     return ReadPlan(files, schema, schema)
 
 
@@ -42,7 +42,7 @@ def typed(folder: Path, *columns: str) -> ReadPlan:
 
 
 def test_scalars_keep_their_types(tmp_path: Path) -> None:
-    fields = tensor_fields(typed(tmp_path))
+    fields = make_tensor_fields(typed(tmp_path))
     assert {field.name: field.dtype for field in fields} == {name: dtype for name, (dtype, _) in TYPES.items()}
     assert {field.shape for field in fields} == {()}
     assert [field.columns for field in fields] == [(f"c{number}",) for number in range(len(TYPES))]
@@ -50,27 +50,27 @@ def test_scalars_keep_their_types(tmp_path: Path) -> None:
 
 def test_fractions_in_the_precision_of_the_plan(tmp_path: Path) -> None:
     half = replace(typed(tmp_path, "f64", "money", "i64"), precision="float32")
-    assert [field.dtype for field in tensor_fields(half)] == ["int64", "float32", "float32"], "in the files' order"
+    assert [field.dtype for field in make_tensor_fields(half)] == ["int64", "float32", "float32"], "in the files' order"
 
 
 @pytest.mark.parametrize("width", [0, 1, 3])
 def test_arrays_of_one_length_have_a_shape(tmp_path: Path, width: int) -> None:
     lists = pyarrow.array([[1] * width, [2] * width], pyarrow.list_(pyarrow.int16()))
-    (field,) = tensor_fields(plan(tmp_path, pyarrow.table({"v": lists})))
+    (field,) = make_tensor_fields(plan(tmp_path, pyarrow.table({"v": lists})))
     assert (field.shape, field.width, field.dtype) == ((width,), width, "int16")
 
 
 @pytest.mark.parametrize("rows", [[[1.0], [1.0, 2.0]], [[1.0], None]])
 def test_arrays_of_different_lengths_are_refused(tmp_path: Path, rows: list[list[float] | None]) -> None:
     with pytest.raises(DataError, match="column 'v' holds"):
-        tensor_fields(plan(tmp_path, pyarrow.table({"v": pyarrow.array(rows, pyarrow.list_(pyarrow.float32()))})))
+        make_tensor_fields(plan(tmp_path, pyarrow.table({"v": pyarrow.array(rows, pyarrow.list_(pyarrow.float32()))})))
 
 
 @pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.binary(), pyarrow.list_(pyarrow.string())])
 def test_columns_that_hold_no_numbers_are_refused(tmp_path: Path, kind: pyarrow.DataType) -> None:
     column = pyarrow.array([None], kind)
     with pytest.raises(DataError, match="'s'"):
-        tensor_fields(plan(tmp_path, pyarrow.table({"x": [1], "s": column})))
+        make_tensor_fields(plan(tmp_path, pyarrow.table({"x": [1], "s": column})))
 
 
 def test_plain_columns_are_those_that_the_spool_keeps_in_their_type(tmp_path: Path) -> None:

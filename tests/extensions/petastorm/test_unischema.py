@@ -15,8 +15,8 @@ from spark_estimator.extensions.petastorm.unischema import (
     Unischema,
     UnischemaField,
     dict_to_spark_row,
-    field_of,
     insert_explicit_nulls,
+    to_unischema_field,
 )
 
 
@@ -48,7 +48,7 @@ def test_fields_are_equal_whatever_their_codecs() -> None:
 
 def test_types_of_arrow() -> None:
     def dtype(kind: pyarrow.DataType) -> object:
-        made = field_of(pyarrow.field("x", kind))
+        made = to_unischema_field(pyarrow.field("x", kind))
         return made and (made.numpy_dtype, made.shape)
 
     assert dtype(pyarrow.decimal128(5, 2)) == (Decimal, ())

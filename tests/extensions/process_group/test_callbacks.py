@@ -50,11 +50,11 @@ def test_collectives_in_callbacks_meet_whenever_they_are_called(three_ranks: Ran
 
 def test_points_have_paths_by_their_order() -> None:
     point = ProgramPoint("all.3")
-    first, second = point.callback(), point.callback()
+    first, second = point.make_callback_point(), point.make_callback_point()
     assert (first.path, second.path) == ("all.3/callback0", "all.3/callback1")
-    assert second.callback().path == "all.3/callback1/callback0"
+    assert second.make_callback_point().path == "all.3/callback1/callback0"
     assert [first.call(), first.call()] == ["all.3/callback0/call0", "all.3/callback0/call1"]
-    assert ProgramPoint(None).callback().path is None, "a message has no path, and its callbacks have none"
+    assert ProgramPoint(None).make_callback_point().path is None, "a message has no path, and its callbacks have none"
 
 
 def test_a_callback_runs_at_its_point() -> None:
@@ -63,7 +63,7 @@ def test_a_callback_runs_at_its_point() -> None:
     paths: list[str | None] = []
 
     def noted(_: object) -> None:
-        point = callbacks.current()
+        point = callbacks.get_current()
         paths.append(point and point.path)
 
     future.then(noted).then(noted)
@@ -73,4 +73,4 @@ def test_a_callback_runs_at_its_point() -> None:
     future.set_result(1)
     other.set_result(1)
     assert sorted(map(str, paths)) == ["None", "all.0/callback0", "all.0/callback0/callback0", "all.0/callback1"]
-    assert callbacks.current() is None
+    assert callbacks.get_current() is None

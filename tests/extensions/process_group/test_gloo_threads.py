@@ -14,7 +14,7 @@ PROGRAM = """
 import atexit, faulthandler, sys
 
 faulthandler.enable()
-atexit.register(lambda: print("threads at the end:", gloo_threads._threads(), file=sys.stderr))
+atexit.register(lambda: print("threads at the end:", gloo_threads._read_threads(), file=sys.stderr))
 import torch
 import torch.distributed as dist
 import torch.distributed.nn

@@ -48,7 +48,7 @@ def test_whole_messages_are_received() -> None:
 
 
 def test_purpose_and_rank_of_a_connection() -> None:
-    assert links_module._read_context(links_module._context("store", 12)) == ("store", 12)
+    assert links_module._read_context(links_module._make_context("store", 12)) == ("store", 12)
     for stated in (b"store", b"store x", b"", b"\xff\xfe 1x"):
         with pytest.raises(AuthenticationError, match="instead of its purpose and rank"):
             links_module._read_context(stated)

@@ -51,7 +51,7 @@ def test_groups_where_torch_asks_only_their_own_ranks(three_ranks: RankPool) -> 
     def check(rank: int) -> None:
         torchs, ours = distributed_c10d._new_group_with_tag, IssuingGroup.new_group
         del IssuingGroup.new_group
-        older_torch.prepare_new_groups(creation._prepared, "2.7.1")
+        older_torch.prepare_new_groups(creation._prepare_group, "2.7.1")
         try:
             pair, everyone = dist.new_group([2, 0]), dist.new_group()
             with pytest.raises(ValueError):

@@ -138,4 +138,4 @@ def test_the_interface_is_the_jobs_unless_the_user_says_otherwise(monkeypatch: p
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     other_backends.choose_interface()
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
-    assert other_backends.interface_of("192.0.2.1") is None
+    assert other_backends.find_interface("192.0.2.1") is None

@@ -10,19 +10,19 @@ from datetime import timedelta
 import pytest
 import torch
 
-from spark_estimator.extensions.process_group.transfer import Envelope, TensorSpec, Transfer, memory_at
+from spark_estimator.extensions.process_group.transfer import Envelope, TensorSpec, Transfer, view_memory
 
 
 def test_headers_are_read_as_they_were_packed() -> None:
     near, far = socket.socketpair()
     with near, far:
         envelopes = [
-            Envelope(3, -7, 48, TensorSpec.of(torch.ones(2, 0, 5, dtype=torch.bfloat16))),
+            Envelope(3, -7, 48, TensorSpec.from_tensor(torch.ones(2, 0, 5, dtype=torch.bfloat16))),
             Envelope(0, 2**40, 0, TensorSpec("float32", ())),
         ]
-        near.sendall(b"".join(envelope.packed() for envelope in envelopes))
+        near.sendall(b"".join(envelope.pack() for envelope in envelopes))
         assert [Envelope.read(far) for _ in envelopes] == envelopes
-        near.sendall(envelopes[0].packed()[:-1])
+        near.sendall(envelopes[0].pack()[:-1])
         near.close()
         with pytest.raises(ConnectionResetError, match="in the middle of a message"):
             Envelope.read(far)
@@ -30,7 +30,7 @@ def test_headers_are_read_as_they_were_packed() -> None:
 
 
 def test_which_tensors_a_message_fits() -> None:
-    spec = TensorSpec.of(torch.ones(2, 3))
+    spec = TensorSpec.from_tensor(torch.ones(2, 3))
     assert spec.fits(TensorSpec("float32", (6,))) and not spec.fits(TensorSpec("float32", (5,)))
     assert not spec.fits(TensorSpec("int32", (2, 3)))
     assert str(spec) == "float32 [2, 3]"
@@ -62,7 +62,7 @@ def test_a_wait_that_is_too_long_says_for_what(caplog: pytest.LogCaptureFixture)
 
 def test_memory_at_an_address() -> None:
     buffer = ctypes.create_string_buffer(b"abc", 3)
-    view = memory_at(ctypes.addressof(buffer), 3)
+    view = view_memory(ctypes.addressof(buffer), 3)
     view[1:2] = b"X"
     assert buffer.raw == b"aXc"
-    assert len(memory_at(0, 0)) == 0
+    assert len(view_memory(0, 0)) == 0

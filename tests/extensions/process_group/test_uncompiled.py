@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from spark_estimator.extensions.process_group.uncompiled import uncompiled
+from spark_estimator.extensions.process_group.uncompiled import disable_compile
 
 
 def test_public_methods_run_as_they_are_in_a_compiled_program() -> None:
     compiling: list[bool] = []
 
-    @uncompiled
+    @disable_compile
     class Adds:
         def add(self, tensor: torch.Tensor) -> torch.Tensor:
             compiling.append(torch.compiler.is_compiling())

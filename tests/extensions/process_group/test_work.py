@@ -12,7 +12,7 @@ import torch
 from torch.distributed import DistBackendError
 
 from spark_estimator.errors import MismatchError, PeerLostError
-from spark_estimator.extensions.process_group.work import AllOf, GroupWork, in_torchs_words, runs_callbacks
+from spark_estimator.extensions.process_group.work import AllOf, GroupWork, is_running_callbacks, translate_error
 
 MINUTE = timedelta(minutes=1)
 
@@ -74,11 +74,13 @@ def test_an_error_stays() -> None:
 def test_futures_are_fulfilled_by_the_waiter() -> None:
     awaited = Awaited()
     threads: list[bool] = []
-    chained = work_on(awaited).get_future().then(lambda future: threads.append(runs_callbacks()) or future.value())  # type: ignore[func-returns-value]
+    chained = (
+        work_on(awaited).get_future().then(lambda future: threads.append(is_running_callbacks()) or future.value())
+    )  # type: ignore[func-returns-value]
     assert not chained.done()
     awaited.end()
     assert chained.wait()[0].tolist() == [1.0]
-    assert threads == [True] and not runs_callbacks()
+    assert threads == [True] and not is_running_callbacks()
 
 
 def test_a_future_of_an_operation_that_failed() -> None:
@@ -108,8 +110,8 @@ def test_several_works_as_one() -> None:
 
 def test_advice_that_torch_s_callers_can_follow() -> None:
     advice = "All ranks must make the same call under the same name; different tensors need different names."
-    error = in_torchs_words(MismatchError(f"The ranks disagree. {advice}"))
+    error = translate_error(MismatchError(f"The ranks disagree. {advice}"))
     assert isinstance(error, MismatchError)
     assert advice not in str(error) and "torch.distributed.new_group" in str(error)
     other = ValueError(advice)
-    assert in_torchs_words(other) is other
+    assert translate_error(other) is other

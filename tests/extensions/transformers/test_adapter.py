@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError, TransformersModel
-from spark_estimator.extensions.transformers.adapter import base_dtype, new_modules
-from spark_estimator.extensions.transformers.module import TextModule, net_of
+from spark_estimator.extensions.transformers.adapter import find_new_modules, get_base_dtype
+from spark_estimator.extensions.transformers.module import TextModule, make_net
 from spark_estimator.extensions.transformers.pretrained import Pretrained
 from tests.extensions.transformers.conftest import saved
 from tests.extensions.transformers.test_files import model
@@ -39,11 +39,11 @@ def test_what_the_pretrained_model_lacks_is_trained_and_saved(
     import peft
     from transformers import AutoModelForSequenceClassification
 
-    source, lora = Pretrained.of(headless), {"r": 2, **targets}
-    net = net_of(source, CLASSES, lora, tiny.tokenizer())
+    source, lora = Pretrained.from_parameter(headless), {"r": 2, **targets}
+    net = make_net(source, CLASSES, lora, tiny.tokenizer())
     state = TextModule(net, CLASSES).state_dict()
     assert any("pooler.dense" in name and name.endswith("weight") for name in state)
-    other = TextModule(net_of(source, CLASSES, lora, tiny.tokenizer()), CLASSES)
+    other = TextModule(make_net(source, CLASSES, lora, tiny.tokenizer()), CLASSES)
     other.load_state_dict(state)
     ids = torch.tensor([[2, 8, 9, 3]])
     expected = net.eval()(ids).logits
@@ -57,23 +57,25 @@ def test_what_the_pretrained_model_lacks_is_trained_and_saved(
 
 
 def test_modules_of_the_user_are_saved_with_the_new_ones(headless: str) -> None:
-    net: Any = net_of(Pretrained.of(headless), CLASSES, {"r": 2, "modules_to_save": ["embeddings"]}, tiny.tokenizer())
+    net: Any = make_net(
+        Pretrained.from_parameter(headless), CLASSES, {"r": 2, "modules_to_save": ["embeddings"]}, tiny.tokenizer()
+    )
     assert {"embeddings", "bert.pooler.dense"} <= set(net.peft_config["default"].modules_to_save)
 
 
 def test_a_new_parameter_beside_pretrained_modules_is_refused() -> None:
     net = nn.Sequential(nn.Linear(1, 1))
     net.register_parameter("scale", nn.Parameter(torch.ones(1)))
-    assert new_modules(net, ["0.bias"]) == ["0"]
-    assert new_modules(net, []) == []
+    assert find_new_modules(net, ["0.bias"]) == ["0"]
+    assert find_new_modules(net, []) == []
     with pytest.raises(DataError, match="the pretrained model has no scale, which would be random"):
-        new_modules(net, ["scale"])
+        find_new_modules(net, ["scale"])
 
 
 def test_an_adapter_on_numbers_of_half_precision_is_loaded_as_it_was_trained(tmp_path: Path) -> None:
     folder = saved(tmp_path / "base", tiny.causal().to(torch.bfloat16))
-    net: Any = net_of(Pretrained.of(folder), CAUSAL, {"r": 2}, tiny.tokenizer())
-    assert base_dtype(net) == "float32"
+    net: Any = make_net(Pretrained.from_parameter(folder), CAUSAL, {"r": 2}, tiny.tokenizer())
+    assert get_base_dtype(net) == "float32"
     model(net, task="causal", labels=None).save(str(tmp_path / "adapter"))
     loaded = TransformersModel.load(str(tmp_path / "adapter"), base=folder)
     assert {parameter.dtype for parameter in loaded.getModel().parameters()} == {torch.float32}
@@ -90,7 +92,7 @@ def test_an_adapter_names_the_model_of_the_hub(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     cached(tmp_path / "hub", causal_folder, "zoo/animals")
-    net = net_of(Pretrained.of("zoo/animals"), CAUSAL, {"r": 2}, tiny.tokenizer())
+    net = make_net(Pretrained.from_parameter("zoo/animals"), CAUSAL, {"r": 2}, tiny.tokenizer())
     model(net, task="causal", labels=None).save(str(tmp_path / "adapter"))
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == ("zoo/animals", "0" * 40)

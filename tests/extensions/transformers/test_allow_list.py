@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spark_estimator import DataError, TransformersModel, trust_files
-from spark_estimator.extensions.transformers.module import net_of
+from spark_estimator.extensions.transformers.module import make_net
 from spark_estimator.extensions.transformers.pretrained import Pretrained
 from tests.estimators.conftest import Poison, rewritten, saved_by_torch
 from tests.extensions.transformers.test_files import model
@@ -28,7 +28,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory, classifier_folder: str) 
     """A whole model, and an adapter of `classifier_folder`."""
     folder = tmp_path_factory.mktemp("originals")
     model(tiny.classifier()).save(str(folder / "whole"))
-    model(net_of(Pretrained.of(classifier_folder), CLASSES, {"r": 2}, tiny.tokenizer())).save(str(folder / "adapter"))
+    model(make_net(Pretrained.from_parameter(classifier_folder), CLASSES, {"r": 2}, tiny.tokenizer())).save(
+        str(folder / "adapter")
+    )
     return folder
 
 

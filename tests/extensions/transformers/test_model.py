@@ -66,7 +66,7 @@ def test_rows_are_ranked_by_the_difference_of_both_logits(spark: SparkSession) -
 def test_a_class_of_integers_is_its_own_number(labels: list[int]) -> None:
     """As evaluators compare it with the label. A vector has no place for other numbers than 0, 1, 2, ..."""
     model = classifier_of(labels, "int", prediction_col="prediction")
-    predicted = model._frame_predictor().frame({"text": [*TEXTS, None]})
+    predicted = model._make_frame_predictor().predict_frame({"text": [*TEXTS, None]})
     best = net_and_logits()[1].argmax(1)
     right = [float(labels[place]) for place in best]
     assert len(set(right)) == 2
@@ -75,19 +75,19 @@ def test_a_class_of_integers_is_its_own_number(labels: list[int]) -> None:
     for param in ("raw_prediction_col", "probability_col"):
         vectors = classifier_of(labels, "int", **{param: "vector"})
         if labels == [0, 1]:
-            assert len(vectors._prediction_columns()) == 2
+            assert len(vectors._make_prediction_columns()) == 2
         else:
             with pytest.raises(
                 DataError, match=rf"{param} is a vector .*; the classes are \[{labels[0]}, {labels[1]}\]"
             ):
-                vectors._prediction_columns()
+                vectors._make_prediction_columns()
 
 
 def test_a_class_of_texts_is_its_place() -> None:
     best = net_and_logits()[1].argmax(1).tolist()
     model = classifier_of(["bad", "good"], "string", prediction_col="prediction")
-    predicted = model._frame_predictor().frame({"text": TEXTS})
+    predicted = model._make_frame_predictor().predict_frame({"text": TEXTS})
     assert predicted["prediction"].tolist() == best
     assert predicted["kind__output"].tolist() == [("bad", "good")[place] for place in best]
     truths = classifier_of([False, True], "boolean", prediction_col="prediction", probability_col="probability")
-    assert truths._frame_predictor().frame({"text": TEXTS})["prediction"].tolist() == best
+    assert truths._make_frame_predictor().predict_frame({"text": TEXTS})["prediction"].tolist() == best

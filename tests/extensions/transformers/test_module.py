@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from spark_estimator import DataError
-from spark_estimator.estimators.torch.losses import loss_of
-from spark_estimator.extensions.transformers.module import TextModule, check_causal, check_packing, net_of
+from spark_estimator.estimators.torch.losses import compute_loss
+from spark_estimator.extensions.transformers.module import TextModule, check_causal, check_packing, make_net
 from spark_estimator.extensions.transformers.pretrained import Pretrained
 from spark_estimator.extensions.transformers.tokens import NO_TARGET, PADDING
 from spark_estimator.extensions.transformers.training import TextParts
@@ -78,12 +78,12 @@ def test_padding_changes_nothing() -> None:
 
 
 def test_the_state_of_an_adapter_is_the_adapter(classifier_folder: str) -> None:
-    source = Pretrained.of(classifier_folder)
+    source = Pretrained.from_parameter(classifier_folder)
     lora = {"r": 2, "target_modules": ["query", "value"]}
-    module = TextModule(net_of(source, CLASSES, lora, tiny.tokenizer()), CLASSES)
+    module = TextModule(make_net(source, CLASSES, lora, tiny.tokenizer()), CLASSES)
     state = module.state_dict()
     assert state and all("lora_" in name or "modules_to_save" in name for name in state)
-    other = TextModule(net_of(source, CLASSES, lora, tiny.tokenizer()), CLASSES)
+    other = TextModule(make_net(source, CLASSES, lora, tiny.tokenizer()), CLASSES)
     changed = {name: torch.randn_like(value) for name, value in state.items()}
     for each in (module, other):
         each.load_state_dict(changed)
@@ -105,15 +105,15 @@ def test_the_state_of_an_adapter_is_the_adapter(classifier_folder: str) -> None:
 )
 def test_models_that_do_not_fit(task: Any, model: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        net_of(Pretrained.of(model()), task, None, tiny.tokenizer())
+        make_net(Pretrained.from_parameter(model()), task, None, tiny.tokenizer())
 
 
 def test_rows_that_have_nothing_to_learn_have_no_loss(causal_folder: str) -> None:
     """As the driver tries the model on the first rows."""
     chat = replace(CAUSAL, chat=True, packed=False)
-    parts = TextParts(Pretrained.of(causal_folder), chat, None, tiny.tokenizer(), 1e-3, 0.0).made()
+    parts = TextParts(Pretrained.from_parameter(causal_folder), chat, None, tiny.tokenizer(), 1e-3, 0.0).make_parts()
     ids, labels = torch.tensor([[2, 8, 9, 3]]), torch.full((1, 4), NO_TARGET)
-    loss, _, _ = loss_of(parts, parts.model, [ids], [labels], None, 1)
+    loss, _, _ = compute_loss(parts, parts.model, [ids], [labels], None, 1)
     assert loss.value.item() == 0.0
     assert "no chat of column 'text' has a message of the assistant within max_length=12" in parts.nothing_to_learn
 
@@ -121,7 +121,7 @@ def test_rows_that_have_nothing_to_learn_have_no_loss(causal_folder: str) -> Non
 def test_arguments_that_peft_does_not_take(causal_folder: str) -> None:
     for lora, message in (({"rank": 2}, "unexpected keyword"), ({"target_modules": ["none"]}, "not found")):
         with pytest.raises(ValueError, match=rf"lora={re.escape(str(lora))} does not fit the model: .*{message}"):
-            net_of(Pretrained.of(causal_folder), CAUSAL, lora, tiny.tokenizer())
+            make_net(Pretrained.from_parameter(causal_folder), CAUSAL, lora, tiny.tokenizer())
 
 
 def bert_as_causal(**options: Any) -> Any:
@@ -139,7 +139,7 @@ def test_models_that_see_later_tokens_are_not_causal() -> None:
 
 
 def test_objects_in_half_precision_train_in_float32() -> None:
-    net = net_of(Pretrained(net=tiny.causal().to(torch.bfloat16)), CAUSAL, None, tiny.tokenizer())
+    net = make_net(Pretrained(net=tiny.causal().to(torch.bfloat16)), CAUSAL, None, tiny.tokenizer())
     assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
 
 
@@ -156,7 +156,7 @@ def test_a_head_for_other_classes_is_replaced(tmp_path: Path) -> None:
 def test_classes_keep_the_order_of_the_pretrained_model() -> None:
     net = tiny.classifier()
     net.config.id2label, net.config.label2id = {0: "good", 1: "bad"}, {"good": 0, "bad": 1}
-    assert Pretrained(net=net).in_its_order(("bad", "good")) == ("good", "bad")
-    assert Pretrained(net=net).in_its_order(("bad", "worse")) == ("bad", "worse")
+    assert Pretrained(net=net).order_labels(("bad", "good")) == ("good", "bad")
+    assert Pretrained(net=net).order_labels(("bad", "worse")) == ("bad", "worse")
     net.config.id2label, net.config.label2id = {0: "2", 1: "1"}, {"2": 0, "1": 1}
-    assert Pretrained(net=net).in_its_order((1, 2)) == (2, 1)
+    assert Pretrained(net=net).order_labels((1, 2)) == (2, 1)

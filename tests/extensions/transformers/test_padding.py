@@ -70,9 +70,9 @@ def test_what_cannot_be_tried_counts() -> None:
 def test_scores_are_those_of_a_text_alone() -> None:
     net = fnet()
     words = tiny.tokenizer()
-    predictor = TextPredictor.of(net, words, 4, task="classification", max_length=64)
+    predictor = TextPredictor.from_model(net, words, 4, task="classification", max_length=64)
     expected = [net(torch.tensor([words(text)["input_ids"]])).logits[0].detach().numpy() for text in TEXTS]
-    assert numpy.allclose(predictor.outputs_of_texts(TEXTS), expected, rtol=1e-4, atol=1e-5)
+    assert numpy.allclose(predictor.predict_texts(TEXTS), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_continuations_are_those_of_a_prompt_alone() -> None:

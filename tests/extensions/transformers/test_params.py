@@ -8,61 +8,61 @@ from typing import Any
 import pytest
 
 from spark_estimator.extensions.transformers import params
-from spark_estimator.extensions.transformers.params import lora, not_negative, task
+from spark_estimator.extensions.transformers.params import check_lora, check_not_negative, check_task
 
 
 @pytest.mark.parametrize("value", [None, *params.TASKS])
 def test_tasks(value: str | None) -> None:
-    assert task("task", value) == value
+    assert check_task("task", value) == value
 
 
 @pytest.mark.parametrize("value", ["", "Causal", "regression", 1])
 def test_other_tasks(value: Any) -> None:
     with pytest.raises(ValueError, match=r"task must be one of \('causal', .*; got "):
-        task("task", value)
+        check_task("task", value)
 
 
 def test_arguments_of_an_adapter() -> None:
-    assert lora("lora", None) is None
+    assert check_lora("lora", None) is None
     value = {"r": 8}
-    result = lora("lora", value)
+    result = check_lora("lora", value)
     assert result == value and result is not value
-    assert lora("lora", {}) == {}
+    assert check_lora("lora", {}) == {}
 
 
 @pytest.mark.parametrize("value", ["r=8", 8, [("r", 8)], True])
 def test_what_is_no_dict_of_arguments(value: Any) -> None:
     with pytest.raises(TypeError, match=r"lora must be a dict of the arguments of peft\.LoraConfig"):
-        lora("lora", value)
+        check_lora("lora", value)
 
 
 def test_names_of_arguments_are_texts() -> None:
     with pytest.raises(TypeError, match="lora"):
-        lora("lora", {8: "r"})
+        check_lora("lora", {8: "r"})
 
 
 def test_a_config_of_peft_gives_what_differs_from_its_defaults() -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, target_modules=["v", "q"], task_type="CAUSAL_LM")
-    result = lora("lora", config)
+    result = check_lora("lora", config)
     assert result is not None
     assert (result["r"], result["target_modules"], "lora_alpha" in result) == (4, ["q", "v"], False)
     assert json.loads(json.dumps(result)) == result, "it is saved as JSON"
     again = peft.LoraConfig(**result)
     assert again.to_dict() == config.to_dict()
-    assert lora("lora", peft.LoraConfig()) == {}
+    assert check_lora("lora", peft.LoraConfig()) == {}
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0, 0.0), (0.0, 0.0), (1, 1.0), (0.5, 0.5), (None, 0.0)])
 def test_numbers_that_are_not_negative(value: Any, expected: float) -> None:
-    result = not_negative("weight_decay", value)
+    result = check_not_negative("weight_decay", value)
     assert result == expected and type(result) is float
 
 
 @pytest.mark.parametrize("value", [-1, -0.001, float("inf"), float("nan"), "0", False, True, [0]])
 def test_numbers_that_are_negative_or_none(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="weight_decay must be a number, 0 or more; got "):
-        not_negative("weight_decay", value)
+        check_not_negative("weight_decay", value)
 
 
 def test_each_parameter_has_one_place_and_a_default_that_passes_its_check() -> None:

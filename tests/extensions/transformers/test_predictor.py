@@ -29,7 +29,7 @@ TEXTS = [row["text"] for row in tiny.sentences(6)]
 @pytest.fixture(scope="module")
 def classifier() -> TextPredictor:
     options: Any = {"task": "classification", "max_length": 24, "columns": (SCORES,), "text": "text"}
-    return TextPredictor.of(tiny.classifier(), tiny.tokenizer(), 4, **options)
+    return TextPredictor.from_model(tiny.classifier(), tiny.tokenizer(), 4, **options)
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +39,21 @@ def words() -> TextPredictor:
     torch.manual_seed(1)
     net = BertForTokenClassification(tiny.classifier().config)
     options: Any = {"task": "token_classification", "max_length": 8, "columns": (WORDS,), "text": "text"}
-    return TextPredictor.of(net, tiny.tokenizer(), 4, **options)
+    return TextPredictor.from_model(net, tiny.tokenizer(), 4, **options)
 
 
 @pytest.fixture(scope="module")
 def causal() -> TextPredictor:
     options: Any = {"task": "causal", "max_length": 24, "columns": (TEXT,), "text": "text"}
-    return TextPredictor.of(tiny.causal(), tiny.tokenizer(), 4, generation={"max_new_tokens": 3}, **options)
+    return TextPredictor.from_model(tiny.causal(), tiny.tokenizer(), 4, generation={"max_new_tokens": 3}, **options)
 
 
 def test_scores_do_not_depend_on_the_other_texts(classifier: TextPredictor) -> None:
-    together = numpy.stack(classifier.outputs_of_texts(TEXTS))
+    together = numpy.stack(classifier.predict_texts(TEXTS))
     assert together.shape == (6, 2) and together.dtype == numpy.float32
-    alone = numpy.concatenate([classifier.outputs_of_texts([text]) for text in TEXTS[:3]])
-    backwards = numpy.stack(classifier.outputs_of_texts(TEXTS[::-1]))[::-1]
-    larger = numpy.stack(replace(classifier, batch_size=100).outputs_of_texts(TEXTS))
+    alone = numpy.concatenate([classifier.predict_texts([text]) for text in TEXTS[:3]])
+    backwards = numpy.stack(classifier.predict_texts(TEXTS[::-1]))[::-1]
+    larger = numpy.stack(replace(classifier, batch_size=100).predict_texts(TEXTS))
     for other in (alone, backwards, larger):
         assert numpy.array_equal(together[: len(other)], other)
     net, tokenizer = tiny.classifier().eval(), tiny.tokenizer()
@@ -63,85 +63,85 @@ def test_scores_do_not_depend_on_the_other_texts(classifier: TextPredictor) -> N
 
 
 def test_nulls_empty_texts_and_no_texts(classifier: TextPredictor) -> None:
-    result = classifier.predictions([pyarrow.array([None, "", TEXTS[0], None])])
+    result = classifier.predict_batch([pyarrow.array([None, "", TEXTS[0], None])])
     assert result.is_valid().to_pylist() == [False, True, True, False]
-    assert len(classifier.predictions([pyarrow.array([], pyarrow.string())])) == 0
-    assert classifier.predictions([pyarrow.array([None, None], pyarrow.string())]).null_count == 2
+    assert len(classifier.predict_batch([pyarrow.array([], pyarrow.string())])) == 0
+    assert classifier.predict_batch([pyarrow.array([None, None], pyarrow.string())]).null_count == 2
 
 
 def test_it_travels_by_pickle(classifier: TextPredictor) -> None:
     copy = pickle.loads(pickle.dumps(classifier))
-    assert numpy.array_equal(copy.outputs_of_texts(TEXTS[:2]), classifier.outputs_of_texts(TEXTS[:2]))
+    assert numpy.array_equal(copy.outputs_of_texts(TEXTS[:2]), classifier.predict_texts(TEXTS[:2]))
     assert "payload" not in repr(classifier)
     with pytest.raises(NotImplementedError):
-        classifier.called(None, [])
+        classifier.call(None, [])
 
 
 @pytest.mark.parametrize("null", [None, float("nan"), pandas.NA])
 def test_a_frame_of_pandas(classifier: TextPredictor, null: Any) -> None:
     frame = pandas.DataFrame({"text": [TEXTS[0], null], "other": [1, 2]}, index=[5, 6])
-    result = classifier.frame(frame)
+    result = classifier.predict_frame(frame)
     assert list(result.columns) == ["scores"] and list(result.index) == [5, 6]
     assert len(result["scores"].loc[5]) == 2 and result["scores"].isna().tolist() == [False, True]
-    assert classifier.frame({"text": TEXTS[:3]}).shape == (3, 1)
+    assert classifier.predict_frame({"text": TEXTS[:3]}).shape == (3, 1)
     with pytest.raises(DataError, match="there is no column 'text'"):
-        classifier.frame(frame[["other"]])
+        classifier.predict_frame(frame[["other"]])
 
 
 def test_strings_of_pandas_own_type(classifier: TextPredictor) -> None:
     frame = pandas.DataFrame({"text": pandas.array([TEXTS[0], None], dtype="string")})
-    assert classifier.frame(frame)["scores"].isna().tolist() == [False, True]
+    assert classifier.predict_frame(frame)["scores"].isna().tolist() == [False, True]
 
 
 def test_texts_that_are_too_long_are_cut(classifier: TextPredictor) -> None:
     long = " ".join(["the cat and"] * 50)
     kept = " ".join(long.split()[:22])  # the tokenizer adds two
-    assert numpy.array_equal(*classifier.outputs_of_texts([long, kept]))
+    assert numpy.array_equal(*classifier.predict_texts([long, kept]))
 
 
 def test_each_word_has_a_class_and_one_that_is_cut_off_none(words: TextPredictor) -> None:
     rows = [["the", "cat", "is", "kind"], [], ["the"] * 9, None]
-    result = words.predictions([pyarrow.array(rows, pyarrow.list_(pyarrow.string()))]).to_pylist()
+    result = words.predict_batch([pyarrow.array(rows, pyarrow.list_(pyarrow.string()))]).to_pylist()
     assert [None if row is None else len(row["p0"]) for row in result] == [4, 0, 9, None]
     assert set(result[0]["p0"]) <= {"O", "animal"}
     assert result[2]["p0"][6:] == [None] * 3 and None not in result[2]["p0"][:6]
-    frame = words.frame(pandas.DataFrame({"text": [numpy.array(["the", "cat"]), ["the"]]}))
+    frame = words.predict_frame(pandas.DataFrame({"text": [numpy.array(["the", "cat"]), ["the"]]}))
     assert [len(row) for row in frame["kinds"]] == [2, 1]
 
 
 def test_texts_are_continued_one_like_the_other(causal: TextPredictor) -> None:
-    outputs = causal.outputs_of_texts(TEXTS)
+    outputs = causal.predict_texts(TEXTS)
     assert all(isinstance(text, str) for text in outputs)
-    assert [causal.outputs_of_texts([text])[0] for text in TEXTS[:2]] == outputs[:2]
-    longer = replace(causal, generation={"max_new_tokens": 9, "min_new_tokens": 9}).outputs_of_texts(TEXTS[:1])
+    assert [causal.predict_texts([text])[0] for text in TEXTS[:2]] == outputs[:2]
+    longer = replace(causal, generation={"max_new_tokens": 9, "min_new_tokens": 9}).predict_texts(TEXTS[:1])
     assert len(longer[0].split()) >= len(outputs[0].split())
 
 
 def test_chats_come_as_json_or_as_they_are(causal: TextPredictor) -> None:
     chats = [row["messages"][:1] for row in tiny.chats(3)]
-    expected = causal.outputs_of_texts(chats)
-    as_json = replace(causal, as_json=True).predictions([pyarrow.array([*map(json.dumps, chats), None])])
+    expected = causal.predict_texts(chats)
+    as_json = replace(causal, as_json=True).predict_batch([pyarrow.array([*map(json.dumps, chats), None])])
     assert [row and row["p0"] for row in as_json.to_pylist()] == [*expected, None]
-    assert causal.frame({"text": chats})["answer"].tolist() == expected
+    assert causal.predict_frame({"text": chats})["answer"].tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["classifier", "words", "causal"])
 def test_on_the_gpu_of_a_task(name: str, request: pytest.FixtureRequest) -> None:
     known: TextPredictor = request.getfixturevalue(name)
     texts = [text.split() for text in TEXTS] if name == "words" else TEXTS
-    expected = known.outputs_of_texts(texts)
+    expected = known.predict_texts(texts)
     with stand_in(2) as gpus, spark_task("1"):
-        outputs = replace(known, device="auto").outputs_of_texts(texts)
+        outputs = replace(known, device="auto").predict_texts(texts)
     assert any(copy == ("cpu", "cuda:1", True, True) for copy in gpus.copies), "texts go there from pinned memory"
     assert all(numpy.array_equal(output, other) for output, other in zip(outputs, expected, strict=True))
 
 
 def test_nulls_inside_of_a_text_are_nulls(words: TextPredictor, causal: TextPredictor) -> None:
     rows = [["the", None], ["the", "cat"], None]
-    result = words.predictions([pyarrow.array(rows, pyarrow.list_(pyarrow.string()))])
+    result = words.predict_batch([pyarrow.array(rows, pyarrow.list_(pyarrow.string()))])
     assert result.is_valid().to_pylist() == [False, True, False]
     chats = [json.dumps([{"role": "user"}]), json.dumps([{"role": "user", "content": "the cat"}]), None]
-    answers = replace(causal, as_json=True).predictions([pyarrow.array(chats)])
+    answers = replace(causal, as_json=True).predict_batch([pyarrow.array(chats)])
     assert answers.is_valid().to_pylist() == [False, True, False]
 
 
@@ -290,8 +290,8 @@ def test_texts_that_end_a_generation_need_the_tokenizer(monkeypatch: pytest.Monk
         return input_ids
 
     monkeypatch.setattr(type(net), "generate", generate)
-    predictor = TextPredictor.of(
+    predictor = TextPredictor.from_model(
         net, tiny.tokenizer(), 2, task="causal", max_length=8, generation={"stop_strings": ["cat"]}, as_json=False
     )
-    assert predictor.outputs_of_texts(["the"]) == [""]
+    assert predictor.predict_texts(["the"]) == [""]
     assert seen["tokenizer"].eos_token_id == tiny.tokenizer().eos_token_id

@@ -11,7 +11,12 @@ import torch
 
 from spark_estimator import DataError
 from spark_estimator.errors import NotInitializedError
-from spark_estimator.extensions.transformers.pretrained import Pretrained, length_of, quietly, tokenizer_of
+from spark_estimator.extensions.transformers.pretrained import (
+    Pretrained,
+    choose_length,
+    load_tokenizer,
+    silence_warnings,
+)
 from tests.extensions.transformers.test_tokens import CAUSAL
 from tests.scenarios.huggingface import tiny
 from tests.torch.rank_pool import RankPool
@@ -30,29 +35,29 @@ def test_a_name_of_the_hub_is_found_in_its_cache(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     cached(tmp_path, causal_folder, "zoo/animals")
-    source = Pretrained.of("zoo/animals")
+    source = Pretrained.from_parameter("zoo/animals")
     assert (source.name, source.revision) == ("zoo/animals", "0" * 40)
     assert source.folder == str(tmp_path / "models--zoo--animals" / "snapshots" / ("0" * 40))
-    net = source.loaded("AutoModelForCausalLM", dtype=torch.float32)
+    net = source.load("AutoModelForCausalLM", dtype=torch.float32)
     torch.testing.assert_close(net.lm_head.weight, tiny.causal().lm_head.weight)
     with pytest.raises(
         DataError, match="model='zoo/plants' is neither a folder nor in the Hugging Face Hub's cache on"
     ):
-        Pretrained.of("zoo/plants")
+        Pretrained.from_parameter("zoo/plants")
 
 
 def test_a_digest_is_that_of_the_numbers_in_any_folder(causal_folder: str, tmp_path: Path) -> None:
-    digest = Pretrained.of(causal_folder).digest()
+    digest = Pretrained.from_parameter(causal_folder).compute_digest()
     shutil.copytree(causal_folder, tmp_path / "copy")
-    assert Pretrained.of(str(tmp_path / "copy")).digest() == digest
+    assert Pretrained.from_parameter(str(tmp_path / "copy")).compute_digest() == digest
     for name, change in (
         ("seed", lambda net: tiny.causal(seed=6)),
         ("head", lambda net: net.lm_head.weight.data.mul_(2) is None or net),
         ("config", lambda net: net.config.update({"rms_norm_eps": 1e-3}) or net),
     ):
         change(tiny.causal()).save_pretrained(tmp_path / name)
-        assert Pretrained.of(str(tmp_path / name)).digest() != digest, name
-    assert Pretrained.of(tiny.causal()).digest() == ""
+        assert Pretrained.from_parameter(str(tmp_path / name)).compute_digest() != digest, name
+    assert Pretrained.from_parameter(tiny.causal()).compute_digest() == ""
 
 
 @pytest.mark.parametrize(
@@ -64,15 +69,15 @@ def test_a_digest_is_that_of_the_numbers_in_any_folder(causal_folder: str, tmp_p
 )
 def test_what_is_no_model(model: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        Pretrained.of(model)
+        Pretrained.from_parameter(model)
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is a folder without config\.json"):
-        Pretrained.of(str(tmp_path))
+        Pretrained.from_parameter(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataError, match="can't be loaded by AutoModelForCausalLM"):
-        Pretrained.of(str(tmp_path)).loaded("AutoModelForCausalLM")
+        Pretrained.from_parameter(str(tmp_path)).load("AutoModelForCausalLM")
 
 
 def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
@@ -80,19 +85,19 @@ def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(DataError, match="can't be loaded"):
-        Pretrained.of(str(tmp_path)).loaded("AutoModelForCausalLM")
+        Pretrained.from_parameter(str(tmp_path)).load("AutoModelForCausalLM")
 
 
 def test_tokenizers(causal_folder: str, tmp_path: Path) -> None:
-    folder = Pretrained.of(causal_folder)
-    assert tokenizer_of(None, folder).eos_token == "<end>"
-    assert tokenizer_of(causal_folder, Pretrained.of(tiny.causal())).eos_token == "<end>"
+    folder = Pretrained.from_parameter(causal_folder)
+    assert load_tokenizer(None, folder).eos_token == "<end>"
+    assert load_tokenizer(causal_folder, Pretrained.from_parameter(tiny.causal())).eos_token == "<end>"
     with pytest.raises(ValueError, match="tokenizer is required where model is an object"):
-        tokenizer_of(None, Pretrained.of(tiny.causal()))
+        load_tokenizer(None, Pretrained.from_parameter(tiny.causal()))
     with pytest.raises(TypeError, match="must be a fast tokenizer"):
-        tokenizer_of(CAUSAL, folder)
+        load_tokenizer(CAUSAL, folder)
     with pytest.raises(DataError, match="there is no tokenizer in"):
-        tokenizer_of(str(tmp_path), folder)
+        load_tokenizer(str(tmp_path), folder)
 
 
 def test_one_rank_of_a_host_downloads_and_all_hear_what_is_missing(causal_folder: str, tmp_path: Path) -> None:
@@ -119,10 +124,10 @@ def test_one_rank_of_a_host_downloads_and_all_hear_what_is_missing(causal_folder
         huggingface_hub.snapshot_download = counting
         # The driver's cache was elsewhere.
         missing = Pretrained("/the/drivers/cache", "zoo/animals", "0" * 40)
-        folder = missing.on_this_host().folder
-        assert Pretrained(causal_folder).on_this_host().folder == causal_folder
+        folder = missing.find_on_hosts().folder
+        assert Pretrained(causal_folder).find_on_hosts().folder == causal_folder
         try:
-            Pretrained("/only/on/the/driver").on_this_host()
+            Pretrained("/only/on/the/driver").find_on_hosts()
         except DataError as error:
             return Path(folder).name, len(calls), str(error)
 
@@ -138,17 +143,17 @@ def test_one_rank_of_a_host_downloads_and_all_hear_what_is_missing(causal_folder
 
 
 def test_a_folder_s_length_is_known_before_its_numbers(causal_folder: str, tmp_path: Path) -> None:
-    assert Pretrained(causal_folder).most_tokens() == 64
+    assert Pretrained(causal_folder).get_max_tokens() == 64
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(DataError, match=r"is an adapter of peft\. Merge it with its base"):
-        Pretrained.of(str(tmp_path))
+        Pretrained.from_parameter(str(tmp_path))
 
 
 def test_a_rank_that_joins_late_asks_no_other(causal_folder: str) -> None:
     """In a process that is no rank, a collective raises an error."""
     with pytest.raises(NotInitializedError):
-        Pretrained(causal_folder).on_this_host()
-    assert Pretrained(causal_folder).here().folder == causal_folder
+        Pretrained(causal_folder).find_on_hosts()
+    assert Pretrained(causal_folder).find_here().folder == causal_folder
 
 
 @pytest.mark.parametrize(
@@ -160,20 +165,23 @@ def test_the_length_of_rows_is_one_that_the_model_takes(
 ) -> None:
     words = tiny.tokenizer()
     words.model_max_length = of_tokenizer
-    assert length_of(wanted, Pretrained(net=tiny.causal(max_position_embeddings=most)).most_tokens(), words) == expected
+    assert (
+        choose_length(wanted, Pretrained(net=tiny.causal(max_position_embeddings=most)).get_max_tokens(), words)
+        == expected
+    )
     with pytest.raises(DataError, match="max_length=65 is more than the 64 tokens that the model takes"):
-        length_of(65, Pretrained(net=tiny.causal()).most_tokens(), words)
+        choose_length(65, Pretrained(net=tiny.causal()).get_max_tokens(), words)
 
 
 def test_new_parameters_are_reported_once(classifier_folder: str, caplog: pytest.LogCaptureFixture) -> None:
     import transformers
 
     transformers.utils.logging.enable_propagation()
-    source = Pretrained.of(classifier_folder)
-    with quietly():
-        source.loaded("AutoModelForTokenClassification")
-        source.loaded("AutoModelForCausalLM")
+    source = Pretrained.from_parameter(classifier_folder)
+    with silence_warnings():
+        source.load("AutoModelForTokenClassification")
+        source.load("AutoModelForCausalLM")
     assert not caplog.records
-    source.loaded("AutoModelForCausalLM")
+    source.load("AutoModelForCausalLM")
     assert caplog.records
     transformers.utils.logging.disable_propagation()

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from spark_estimator import DataError, TransformersModel
-from spark_estimator.extensions.transformers.module import TextModule, net_of
+from spark_estimator.extensions.transformers.module import TextModule, make_net
 from spark_estimator.extensions.transformers.pretrained import Pretrained
 from spark_estimator.extensions.transformers.special_tokens import (
-    most_tokens,
-    positions_of,
+    count_positions,
+    count_suffix_tokens,
+    get_max_tokens,
     settle_end,
     settle_padding,
-    suffix_length,
 )
 from tests.extensions.transformers.test_files import model
 from tests.extensions.transformers.test_tokens import CAUSAL, CLASSES
@@ -77,7 +77,7 @@ def test_a_classifier_predicts_from_the_last_token_of_a_text(pad: int | None, tm
 
 def test_the_training_fills_up_with_the_same_token() -> None:
     task = replace(CLASSES, labels=tuple("abcdefgh"))
-    module = TextModule(net_of(Pretrained.of(llama(4)), task, None, tiny.tokenizer()), task)
+    module = TextModule(make_net(Pretrained.from_parameter(llama(4)), task, None, tiny.tokenizer()), task)
     assert module.net.config.pad_token_id == 0
     ids = torch.tensor([[2, 8, 9, 3]])
     wider = torch.nn.functional.pad(ids, (0, 3), value=-1)
@@ -104,7 +104,7 @@ def test_neither_has_a_token_for_padding() -> None:
 def test_the_end_of_a_learned_text_ends_a_generation(ends: Any, expected: Any) -> None:
     base = tiny.causal()
     base.generation_config.eos_token_id = ends
-    net = net_of(Pretrained.of(base), CAUSAL, None, tiny.tokenizer())
+    net = make_net(Pretrained.from_parameter(base), CAUSAL, None, tiny.tokenizer())
     assert net.generation_config.eos_token_id == expected  # type: ignore[union-attr]
     settle_end(net, tokenizer(eos_token=None))
     assert net.generation_config.eos_token_id == expected  # type: ignore[union-attr]
@@ -113,14 +113,14 @@ def test_the_end_of_a_learned_text_ends_a_generation(ends: Any, expected: Any) -
 def test_a_config_without_a_limit_of_positions() -> None:
     import transformers
 
-    assert positions_of(transformers.XLNetConfig()) is None
+    assert count_positions(transformers.XLNetConfig()) is None
 
 
 def test_tokens_that_the_tokenizer_adds_after_a_text() -> None:
     words = tiny.tokenizer()
-    assert suffix_length(words) == 1
+    assert count_suffix_tokens(words) == 1
     words.backend_tokenizer.post_processor = None
-    assert suffix_length(words) == 0
+    assert count_suffix_tokens(words) == 0
 
 
 @pytest.mark.parametrize("kind, most", [("roberta", 30), ("bert", 32)])
@@ -131,7 +131,7 @@ def test_how_many_tokens_a_model_takes(kind: str, most: int) -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.AutoConfig.for_model(kind, vocab_size=32, max_position_embeddings=32, **sizes)
     net = transformers.AutoModel.from_config(config)
-    assert most_tokens(net) == most
+    assert get_max_tokens(net) == most
     net(input_ids=torch.full((1, most), 5))
     with pytest.raises((IndexError, RuntimeError)):
         net(input_ids=torch.full((1, most + 1), 5))

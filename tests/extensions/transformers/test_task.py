@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spark_estimator import DataError
-from spark_estimator.extensions.transformers.task import TextTask, task_of
+from spark_estimator.extensions.transformers.task import TextTask, choose_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,15 +55,15 @@ def value_of(**values: Any) -> Callable[[str], Any]:
     ],
 )
 def test_columns_decide_the_task(frame: DataFrame, values: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    task = task_of(value_of(**values), frame)
+    task = choose_task(value_of(**values), frame)
     assert (task.task, task.chat, task.labels, task.label_type, task.packed) == expected
     assert (task.text, task.label) == (values.get("text_col", "text"), values.get("label_col"))
-    assert task_of(value_of(**values, task=expected[0]), frame) == task, "as it is named"
+    assert choose_task(value_of(**values, task=expected[0]), frame) == task, "as it is named"
 
 
 def test_inputs_of_packed_rows_have_positions(frame: DataFrame) -> None:
-    assert task_of(value_of(), frame).inputs == ["input_ids", "position_ids"]
-    assert task_of(value_of(packing=False), frame).inputs == ["input_ids"]
+    assert choose_task(value_of(), frame).inputs == ["input_ids", "position_ids"]
+    assert choose_task(value_of(packing=False), frame).inputs == ["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def test_inputs_of_packed_rows_have_positions(frame: DataFrame) -> None:
 )
 def test_what_does_not_fit(frame: DataFrame, values: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        task_of(value_of(**values), frame)
+        choose_task(value_of(**values), frame)
 
 
 @pytest.mark.slow
 def test_classes_that_are_not_named_are_those_of_the_rows(spark: SparkSession) -> None:
     rows = [("a", "x", ["b", None]), ("b", None, None), ("c", "w", ["a", "b"]), ("d", "x", [])]
     frame = spark.createDataFrame(rows, "text string, `the kind` string, `a.b` array<string>").coalesce(1)
-    assert task_of(value_of(label_col="the kind"), frame).labels == ("w", "x")
+    assert choose_task(value_of(label_col="the kind"), frame).labels == ("w", "x")
     with pytest.raises(DataError, match=r"'the kind' has the classes \['x'\]; a classifier needs two or more"):
-        task_of(value_of(label_col="the kind"), frame.filter("text = 'a'"))
+        choose_task(value_of(label_col="the kind"), frame.filter("text = 'a'"))
 
 
 def test_a_task_is_a_plain_value() -> None:

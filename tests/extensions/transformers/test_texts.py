@@ -12,7 +12,7 @@ import torch
 
 from spark_estimator import DataError, TransformersModel
 from spark_estimator.estimators.tracking.flavour import PyfuncModel
-from spark_estimator.extensions.transformers.texts import rows_of
+from spark_estimator.extensions.transformers.texts import to_rows
 from tests.scenarios.huggingface import tiny
 
 TEXTS = [row["text"] for row in tiny.sentences(3)]
@@ -115,9 +115,9 @@ def test_texts_words_and_chats_are_for_their_tasks() -> None:
         ("causal", CHAT[0]["content"].encode()),
     ):
         with pytest.raises(TypeError, match=f"task='{task}' predicts from "):
-            rows_of(wrong, "text", task)
+            to_rows(wrong, "text", task)
     with pytest.raises(DataError, match="texts and chats together"):
-        rows_of([TEXTS[0], CHAT], "text", "causal")
+        to_rows([TEXTS[0], CHAT], "text", "causal")
     for table in ({}, pandas.DataFrame(), CHAT[0], {"Text": TEXTS}):
         with pytest.raises(DataError, match="there is no column 'text' among"):
-            rows_of(table, "text", "causal")
+            to_rows(table, "text", "causal")

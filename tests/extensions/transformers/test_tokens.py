@@ -39,7 +39,7 @@ def test_classes_become_numbers_and_texts_are_filled_or_cut() -> None:
 def test_a_text_without_a_token_has_one_that_is_seen() -> None:
     words = tiny.tokenizer()
     words.backend_tokenizer.post_processor = None
-    (row,) = Encoder(CLASSES, words).pieces([""], ["good"])
+    (row,) = Encoder(CLASSES, words).encode([""], ["good"])
     assert row == ([words.pad_token_id], 1)
 
 
@@ -154,12 +154,12 @@ def test_what_the_assistant_says_is_learned() -> None:
         {"role": "user", "content": "the dog is loud"},
         {"role": "assistant", "content": "bad"},
     ]
-    ids, targets = Encoder(task, words).chat(messages)
+    ids, targets = Encoder(task, words).encode_chat(messages)
     assert words.decode([token for token in targets if token != NO_TARGET]).split() == ["good", "<end>", "bad", "<end>"]
     learned = [place for place, target in enumerate(targets) if target != NO_TARGET]
     assert [targets[place] for place in learned] == [ids[place + 1] for place in learned]
-    every, targets = Encoder(replace(task, loss_on="all"), words).chat(messages)
+    every, targets = Encoder(replace(task, loss_on="all"), words).encode_chat(messages)
     assert every == ids and targets == [*ids[1:], NO_TARGET]
     words.chat_template = "{{ messages | length }}" + words.chat_template
     with pytest.raises(DataError, match="use loss_on='all'"):
-        Encoder(task, words).chat(messages)
+        Encoder(task, words).encode_chat(messages)

@@ -14,9 +14,9 @@ import cloudpickle
 import pytest
 
 from spark_estimator import __version__
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, make_job_id, make_key
 from spark_estimator.launch.agent import link as frames
-from spark_estimator.launch.agent.agent import HostAgent, HostOrder, address_of, job_fields, read_job
+from spark_estimator.launch.agent.agent import HostAgent, HostOrder, find_address, pack_job, unpack_job
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.spec import JobSpec
@@ -25,16 +25,16 @@ JOB = JobSpec("job", 2, "train()", payload=b"secret", environment={"A": "1"}, pr
 
 
 def test_a_job_travels_without_its_payload() -> None:
-    fields = json.loads(json.dumps(job_fields(JOB)))
+    fields = json.loads(json.dumps(pack_job(JOB)))
     assert "payload" not in fields and "channel" not in fields
-    assert read_job({**fields, "payload": b"secret"}) == JOB
+    assert unpack_job({**fields, "payload": b"secret"}) == JOB
 
 
 def test_the_address_is_that_of_the_first_interface_that_exists() -> None:
-    assert address_of(["ib7", "lo"], "192.0.2.2") == "127.0.0.1"
-    assert address_of([], "192.0.2.2") == "192.0.2.2"
+    assert find_address(["ib7", "lo"], "192.0.2.2") == "127.0.0.1"
+    assert find_address([], "192.0.2.2") == "192.0.2.2"
     with pytest.raises(OSError, match=r"no address on any of the network interfaces ib7, ib8; .*\blo\b"):
-        address_of(["ib7", "ib8"], "192.0.2.2")
+        find_address(["ib7", "ib8"], "192.0.2.2")
 
 
 class Talk:
@@ -47,7 +47,7 @@ class Talk:
         self.agent = HostAgent(AgentLink(down[0], up[1], zero, zero))
         self.thread = threading.Thread(target=self.agent.run, daemon=True)
         self.thread.start()
-        self.received = self.launcher.frames()
+        self.received = self.launcher.read_frames()
         self.sources = down[0], up[0]
 
     def next(self, letter: bytes) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Talk:
 
     def prepare(self, job: JobSpec, folder: str, *interfaces: str) -> dict[str, Any]:
         order = HostOrder("alpha", folder, 1, interfaces, 0.0, len(job.payload))
-        self.launcher.send_json(frames.JOB, job=job_fields(job), order=asdict(order))
+        self.launcher.send_json(frames.JOB, job=pack_job(job), order=asdict(order))
         return self.next(frames.READY)
 
     def close(self) -> None:
@@ -86,11 +86,11 @@ def test_a_worker_is_started_run_and_its_value_sent(talk: Talk) -> None:
     talk.launcher.send_json(frames.START, process=5, linked=False)
     started = talk.next(frames.STARTED)
     facts = PeerFacts(**started["facts"])
-    rendezvous = Rendezvous(new_job_id(), new_key(), 0, (facts,), -1)
+    rendezvous = Rendezvous(make_job_id(), make_key(), 0, (facts,), -1)
     talk.launcher.send_json(frames.RUN, process=5, rendezvous=rendezvous.to_json())
     assert talk.next(frames.BEGUN)["pid"] == facts.pid
     letter, content = next(talk.received)
-    number, value = frames.of_process(content)
+    number, value = frames.split_process(content)
     assert (letter, number, cloudpickle.loads(value)) == (frames.VALUE, 5, "1")
     outcome = talk.next(frames.OUTCOME)
     assert (outcome["process"], outcome["failure"], outcome["bytes"]) == (5, None, len(value))

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from spark_estimator.launch.agent import link as frames
-from spark_estimator.launch.agent.link import AgentLink, SilentError, of_process
+from spark_estimator.launch.agent.link import AgentLink, SilentError, split_process
 from spark_estimator.launch.worker.result_pipe import CHUNK_BYTES
 from tests.support.high_descriptors import high_descriptor
 
@@ -48,11 +48,13 @@ def test_frames_arrive_in_order_and_end_with_the_stream(pipe: Pipe) -> None:
     thread = threading.Thread(target=pipe.sender.send_bytes, args=(frames.VALUE, 7, large))
     pipe.sender.send_json(frames.STARTED, process=7)
     thread.start()
-    received = pipe.receiver.frames()
+    received = pipe.receiver.read_frames()
     assert next(received) == (frames.STARTED, b'{"process": 7}')
     pieces = [next(received) for _ in range(3)]
-    assert {letter for letter, _ in pieces} == {frames.VALUE} and {of_process(piece)[0] for _, piece in pieces} == {7}
-    assert b"".join(of_process(piece)[1] for _, piece in pieces) == large
+    assert {letter for letter, _ in pieces} == {frames.VALUE} and {split_process(piece)[0] for _, piece in pieces} == {
+        7
+    }
+    assert b"".join(split_process(piece)[1] for _, piece in pieces) == large
     thread.join()
     pipe.sender.close(timedelta(seconds=5))
     assert list(received) == []
@@ -64,7 +66,7 @@ def test_a_launcher_of_many_ranks_has_descriptors_above_1023() -> None:
     high = high_descriptor(pipe.read)
     listener = AgentLink(high, unused_write, timedelta(seconds=30), timedelta(seconds=30))
     pipe.sender.send(frames.HELLO, b"{}")
-    assert next(listener.frames()) == (frames.HELLO, b"{}")
+    assert next(listener.read_frames()) == (frames.HELLO, b"{}")
     listener.give_up()
     os.close(high)
     os.close(unused_read)
@@ -75,7 +77,7 @@ def test_output_of_a_login_shell_is_skipped() -> None:
     pipe = Pipe(opening=frames.OPENING)
     os.write(pipe.write, b"Welcome!\n" + frames.OPENING)
     pipe.sender.send(frames.HELLO, b"{}")
-    assert next(pipe.receiver.frames()) == (frames.HELLO, b"{}")
+    assert next(pipe.receiver.read_frames()) == (frames.HELLO, b"{}")
     assert pipe.receiver.noise == b"Welcome!\n"
     pipe.close()
 
@@ -84,7 +86,7 @@ def test_heartbeats_keep_a_silent_connection() -> None:
     """They are sent without being asked for, and are no frames for the reader."""
     pipe = Pipe(heartbeat=timedelta(seconds=0.02), silence=timedelta(seconds=30))
     received: list[tuple[bytes, bytes]] = []
-    thread = threading.Thread(target=lambda: received.extend(pipe.receiver.frames()))
+    thread = threading.Thread(target=lambda: received.extend(pipe.receiver.read_frames()))
     thread.start()
     time.sleep(0.2)
     assert thread.is_alive() and received == []
@@ -99,7 +101,7 @@ def test_silence_is_an_error() -> None:
     unused_read, unused_write = os.pipe()
     listener = AgentLink(pipe.read, unused_write, timedelta(seconds=30), timedelta(seconds=0.05))
     with pytest.raises(SilentError, match=r"no data or heartbeat for 0\.05 seconds"):
-        next(listener.frames())
+        next(listener.read_frames())
     listener.give_up()
     os.close(unused_read)
     pipe.close()
@@ -108,9 +110,9 @@ def test_silence_is_an_error() -> None:
 def test_data_that_is_no_frame_is_an_error(pipe: Pipe) -> None:
     os.write(pipe.write, b"Segmentation fault\n")
     with pytest.raises(ValueError, match="frame of"):
-        next(pipe.receiver.frames())
+        next(pipe.receiver.read_frames())
     with pytest.raises(ValueError, match="without a process number"):
-        of_process(b"abc")
+        split_process(b"abc")
 
 
 def test_a_lost_receiver_does_not_block_the_sender() -> None:

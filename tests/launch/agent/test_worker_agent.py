@@ -12,7 +12,7 @@ import pytest
 from spark_estimator import __version__
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink
-from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, hello, outcome_fields
+from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, make_hello, pack_outcome
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome
@@ -21,18 +21,18 @@ from spark_estimator.launch.job.spec import JobSpec
 
 def test_an_outcome_travels_without_its_value() -> None:
     report = FailureReport(1, "host", 10, failures.RAISED, "raised KeyError")
-    fields = outcome_fields(Outcome(1, "host", 10, 1, report, b"value", "hash"))
+    fields = pack_outcome(Outcome(1, "host", 10, 1, report, b"value", "hash"))
     assert FailureReport.from_dict(fields.pop("failure")) == report
     assert fields == {"rank": 1, "host": "host", "pid": 10, "exit_code": 1, "sha256": "hash"}
 
 
 def test_the_hello_has_the_addresses_of_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 5000 192.0.2.2 22")
-    fields = hello()
+    fields = make_hello()
     assert (fields["package"], fields["python"]) == (__version__, platform.python_version())
     assert (fields["launcher_address"], fields["own_address"]) == ("192.0.2.1", "192.0.2.2")
     monkeypatch.delenv("SSH_CONNECTION")
-    assert hello()["own_address"] == ""
+    assert make_hello()["own_address"] == ""
 
 
 class Silent(WorkerAgent):

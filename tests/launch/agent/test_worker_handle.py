@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, make_job_id, make_key
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.agent.worker_handle import TRANSITIONS, RemoteEvent, RemoteState, RemoteWorkerHandle
@@ -29,7 +29,7 @@ ENDED = {"rank": 3, "host": "machine", "pid": 10, "exit_code": 0, "sha256": "", 
 
 
 def membership(rank: int = 0, size: int = 1) -> Rendezvous:
-    return Rendezvous(new_job_id(), new_key(), rank, tuple(replace(FACTS, rank=peer) for peer in range(size)), -1)
+    return Rendezvous(make_job_id(), make_key(), rank, tuple(replace(FACTS, rank=peer) for peer in range(size)), -1)
 
 
 class Case:
@@ -60,7 +60,9 @@ class Case:
     def orders(self) -> list[tuple[bytes, dict[str, Any]]]:
         """All that was sent; ends the link."""
         self.link.close(timedelta(seconds=20))
-        return [(letter, json.loads(content)) for letter, content in self.sent.frames() if letter != frames.RELAYED]
+        return [
+            (letter, json.loads(content)) for letter, content in self.sent.read_frames() if letter != frames.RELAYED
+        ]
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_a_worker_that_ends_well(case: Case) -> None:
     assert (outcome.rank, outcome.host, outcome.failure, outcome.pickled) == (3, "alpha", None, b"value")
     record = RecordReceived(3, {"epoch": 1})
     assert case.shown() == [Begun(3, 11), Lines(3, "stdout", ["a\\x1b[2J"]), Message(3, "b\\x1b[31m"), record]
-    case.handle.lost("too late")
+    case.handle.note_loss("too late")
     case.handle.stop("after that")
     orders = [(frames.START, {"process": 5, "linked": True})]
     orders += [(frames.RUN, {"process": 5, "rendezvous": rendezvous.to_json()})]
@@ -114,8 +116,8 @@ def test_an_agent_cannot_fill_the_launcher_s_memory(case: Case) -> None:
 
 def test_a_host_out_of_contact_is_a_failure_of_its_rank(case: Case) -> None:
     case.start()
-    case.handle.become(1)
-    case.handle.lost("no data or heartbeat for 5 seconds")
+    case.handle.set_rank(1)
+    case.handle.note_loss("no data or heartbeat for 5 seconds")
     outcome = case.handle.run(membership(1, 2))
     failure = outcome.failure
     assert failure is not None and outcome.exit_code == -signal.SIGKILL and case.handle.over
@@ -127,7 +129,7 @@ def test_a_host_out_of_contact_is_a_failure_of_its_rank(case: Case) -> None:
 def test_a_host_that_was_closed_on_purpose_is_no_failure(case: Case) -> None:
     case.start()
     case.closing = True
-    case.handle.lost("the connection has ended")
+    case.handle.note_loss("the connection has ended")
     outcome = case.handle.run(membership())
     assert outcome.failure is not None and outcome.failure.kind == failures.STOPPED
     assert outcome.failure.message == "was stopped with its host" and case.shown() == []
@@ -158,7 +160,7 @@ def test_an_elastic_worker_s_bytes_are_passed_on(case: Case) -> None:
     case.handle.take_relayed(b"down")
     assert case.ours.recv(100) == b"down"
     case.ours.sendall(b"up")
-    received = case.sent.frames()
+    received = case.sent.read_frames()
     assert next(received)[0] == frames.START
     assert next(received) == (frames.RELAYED, (5).to_bytes(4, "big") + b"up")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.launch.cli.config_file import read_flags
-from spark_estimator.launch.cli.flags import environment_of, parse
+from spark_estimator.launch.cli.flags import parse_arguments, to_environment
 
 CONFIG = """
 ---
@@ -63,8 +63,8 @@ def test_every_group_of_horovod_s_is_read_and_flags_win(tmp_path: Path) -> None:
         "python",
         "--no-autotune",
     ]
-    _, options = parse(flags)
-    assert environment_of(options) == {
+    _, options = parse_arguments(flags)
+    assert to_environment(options) == {
         "HOROVOD_FUSION_THRESHOLD": str(32 << 20),
         "HOROVOD_CACHE_CAPACITY": "7",
         "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
@@ -138,5 +138,5 @@ def test_a_file_that_is_not_there_or_has_a_value_that_no_flag_takes_is_told(
     file.write_text("params:\n  fusion_threshold_mb: -1\n")
     for name, says in ((str(file), "-1 is negative"), ("/no/such.yaml", "/no/such.yaml can't be read: No such file")):
         with pytest.raises(SystemExit) as ended:
-            parse(["-np", "2", "--config-file", name, "true"])
+            parse_arguments(["-np", "2", "--config-file", name, "true"])
         assert ended.value.code == 2 and says in capsys.readouterr().err

@@ -9,14 +9,14 @@ import pytest
 
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.env import Settings
-from spark_estimator.launch.cli.flags import environment_of, parse, terms_of
+from spark_estimator.launch.cli.flags import parse_arguments, to_environment, to_terms
 
 
 def test_flags_become_settings() -> None:
     flags = ["--fusion-threshold-mb", "3", "--start-timeout", "9", "--no-stall-check", "--log-level", "debug"]
     flags += ["--stall-check-warning-time-seconds", "5", "--stall-check-shutdown-time-seconds", "8"]
-    _, options = parse(["-np", "2", *flags, "true"])
-    assert environment_of(options) == {
+    _, options = parse_arguments(["-np", "2", *flags, "true"])
+    assert to_environment(options) == {
         "HOROVOD_FUSION_THRESHOLD": str(3 << 20),
         "HOROVOD_START_TIMEOUT": "9",
         "HOROVOD_STALL_CHECK_DISABLE": "1",
@@ -26,8 +26,8 @@ def test_flags_become_settings() -> None:
     }
     flags = ["--no-hierarchical-allreduce", "--no-autotune", "--timeline-filename", "t.json", "--timeline-mark-cycles"]
     flags += ["--autotune-log-file", "a.csv", "--thread-affinity", "0,1", "--log-without-timestamp", "--stall-check"]
-    _, options = parse(["-np", "2", *flags, "true"])
-    assert environment_of(options) == {
+    _, options = parse_arguments(["-np", "2", *flags, "true"])
+    assert to_environment(options) == {
         "HOROVOD_HIERARCHICAL_ALLREDUCE": "0",
         "HOROVOD_TIMELINE": "t.json",
         "HOROVOD_TIMELINE_MARK_CYCLES": "1",
@@ -35,12 +35,12 @@ def test_flags_become_settings() -> None:
         "HOROVOD_LOG_HIDE_TIME": "1",
         "HOROVOD_STALL_CHECK_DISABLE": "0",
     }
-    Settings.read(environment_of(options))
+    Settings.read(to_environment(options))
 
 
 def test_flags_of_an_elastic_job(monkeypatch: pytest.MonkeyPatch) -> None:
     def terms(*flags: str) -> Terms | None:
-        return terms_of(parse(["-np", "3", *flags, "true"])[1])
+        return to_terms(parse_arguments(["-np", "3", *flags, "true"])[1])
 
     assert terms() is None
     assert terms("--min-np", "2") == Terms(3, 2)
@@ -54,12 +54,12 @@ def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("timeline:\n  filename: of the file\n  mark-cycles: true\n")
     flags = ["-np", "2", "--config-file", str(config), "--timeline-filename", "of the line", "python", "-np", "7"]
-    _, options = parse(flags)
+    _, options = parse_arguments(flags)
     assert (options.num_proc, options.command) == (2, ["python", "-np", "7"])
-    assert environment_of(options) == {"HOROVOD_TIMELINE": "of the line", "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
+    assert to_environment(options) == {"HOROVOD_TIMELINE": "of the line", "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
 
 
 @pytest.mark.parametrize("flags", [["--reset-limit", "1"], ["--elastic-timeout", "5"]])
 def test_an_option_of_elastic_jobs_alone_is_an_error(flags: list[str]) -> None:
     with pytest.raises(ValueError, match=f"{flags[0]} needs an elastic job: set --min-np"):
-        terms_of(parse(["-np", "2", *flags, "true"])[1])
+        to_terms(parse_arguments(["-np", "2", *flags, "true"])[1])

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from spark_estimator.launch.cli.obsolete import REASONS, explain, renamed
+from spark_estimator.launch.cli.obsolete import REASONS, explain, resolve_renamed
 
 
 def test_arguments_that_were_set_get_a_warning_each() -> None:
@@ -29,9 +29,9 @@ def test_the_present_python_is_no_setting() -> None:
 
 def test_a_deprecated_name_counts_where_the_new_one_was_not_set() -> None:
     with pytest.warns(DeprecationWarning, match="np is deprecated: use num_proc=3"):
-        assert renamed("np", 3, "num_proc", 1, default=1) == 3
+        assert resolve_renamed("np", 3, "num_proc", 1, default=1) == 3
     with pytest.raises(ValueError, match="np=3 is the deprecated name of num_proc=2, and differs: leave it out"):
-        renamed("np", 3, "num_proc", 2, default=1)
+        resolve_renamed("np", 3, "num_proc", 2, default=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert renamed("np", None, "num_proc", 2) == 2
+        assert resolve_renamed("np", None, "num_proc", 2) == 2

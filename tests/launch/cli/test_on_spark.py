@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.launch.cli.flags import parse
+from spark_estimator.launch.cli.flags import parse_arguments
 from spark_estimator.launch.cli.on_spark import check_spark
 from tests.launch import clusters
 
 
 def script_of(*arguments: str) -> list[str] | None:
-    options = parse(arguments)[1]
+    options = parse_arguments(arguments)[1]
     return check_spark(options, options.command)
 
 

@@ -17,7 +17,7 @@ def send_canaries(canary):
     import numpy
 
     import spark_estimator.torch as hvd
-    from spark_estimator.collectives.rendezvous import current
+    from spark_estimator.collectives.rendezvous import find_current
 
     hvd.init()
     print(f"{canary}: a line of rank {hvd.rank()}")
@@ -26,7 +26,7 @@ def send_canaries(canary):
         rows = hvd.allgather(text, name=f"rows {step}")
     assert rows.numpy().tobytes() == canary.encode() * 1000 * hvd.size()
     assert numpy.all(hvd.allreduce(torch.ones(100_000), op=hvd.Sum).numpy() == hvd.size())
-    return current().encrypted
+    return find_current().encrypted
 
 
 def elastic(canary):

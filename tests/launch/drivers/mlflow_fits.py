@@ -52,7 +52,7 @@ def main():
                 "run": model.mlflow_run_id,
                 "pyfunc": loaded["y__output"].tolist() == expected,
                 "udf": of_spark.tolist() == expected,
-                "losses": [row["train_loss"] for row in model.getHistory().rows()],
+                "losses": [row["train_loss"] for row in model.getHistory().to_rows()],
             }
         )
     print("RESULT " + json.dumps({"fits": fits}), flush=True)

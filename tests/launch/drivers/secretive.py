@@ -37,9 +37,9 @@ def work(flags, ballast):
     import time
     from pathlib import Path
 
-    from spark_estimator.collectives.rendezvous import current
+    from spark_estimator.collectives.rendezvous import find_current
 
-    rendezvous = current()
+    rendezvous = find_current()
     forms = (rendezvous.key, rendezvous.key.hex().encode())
     places = []
     for pid in filter(str.isdigit, os.listdir("/proc")):

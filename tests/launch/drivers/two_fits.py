@@ -75,7 +75,7 @@ def fit(spark, name, waits):
         **({"store": Store.create(str(folder / "store")), "materialize": True, "max_restarts": 1} if REPLACES else {}),
     )
     frame = spark.range(300).selectExpr("cast(id % 7 as float) as x", "cast(id % 7 * 2 as float) as y")
-    return [row["train_loss"] for row in estimator.fit(frame).getHistory().rows()]
+    return [row["train_loss"] for row in estimator.fit(frame).getHistory().to_rows()]
 
 
 def hold(batches):

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator.errors import PreflightError
-from spark_estimator.launch.elastic.discovery import HostScript, HostWatch, first_hosts
+from spark_estimator.launch.elastic.discovery import HostScript, HostWatch, wait_for_first_hosts
 from spark_estimator.launch.job.hosts import Host
 from tests.elastic.horovodrun import horovodrun
 from tests.launch import clusters
@@ -69,7 +69,7 @@ def test_who_watches_tells_of_changes_and_once_of_failures(tmp_path: Path) -> No
     named.write_text("a:1")
     script = HostScript(f"cat {named}")
     every = timedelta(seconds=0.01)
-    watch = HostWatch(script, first_hosts(script, 1, timedelta(0), print, every), every)
+    watch = HostWatch(script, wait_for_first_hosts(script, 1, timedelta(0), print, every), every)
     offers: list[list[Host]] = []
     messages: list[str] = []
     changed = threading.Event()
@@ -101,16 +101,16 @@ def test_too_few_slots_are_waited_for_and_then_told(tmp_path: Path) -> None:
     messages: list[str] = []
     timer = threading.Timer(0.3, lambda: named.write_text("a:1\nb:1"))
     timer.start()
-    assert first_hosts(script, 2, timedelta(seconds=20), messages.append, timedelta(seconds=0.05)) == [
+    assert wait_for_first_hosts(script, 2, timedelta(seconds=20), messages.append, timedelta(seconds=0.05)) == [
         Host("a", 1),
         Host("b", 1),
     ]
     timer.join()
     assert len(messages) == 1 and "offers 1 slots (a:1), and 2 ranks are requested: waiting" in messages[0]
     with pytest.raises(PreflightError, match=r"offers 2 slots \(a:1, b:1\), and 3 ranks were requested"):
-        first_hosts(script, 3, timedelta(0), messages.append)
+        wait_for_first_hosts(script, 3, timedelta(0), messages.append)
     with pytest.raises(PreflightError, match=r"'sleep 60' did not end within 1 seconds, and was killed"):
-        first_hosts(HostScript("sleep 60"), 1, timedelta(seconds=1), messages.append)
+        wait_for_first_hosts(HostScript("sleep 60"), 1, timedelta(seconds=1), messages.append)
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------

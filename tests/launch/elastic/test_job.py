@@ -72,7 +72,7 @@ class Fault:
     def strike(self, folder: str, moment: str, step: int = -1) -> None:
         from spark_estimator.collectives import context, rendezvous
 
-        received = rendezvous.current()
+        received = rendezvous.find_current()
         assert received is not None
         here = context.rank() if context.is_initialized() else received.rank
         fits = (here, len(received.peers), moment) == (self.rank, self.size, self.moment)
@@ -354,7 +354,7 @@ def test_no_secret_is_in_the_environment_or_the_arguments_of_a_round(marker: str
         keys: list[str] = []
 
         def loop(_state: Any) -> None:
-            received = rendezvous.current()
+            received = rendezvous.find_current()
             assert received is not None
             keys.append(received.key.hex())
             if context.size() == 3:

@@ -9,7 +9,7 @@ import pytest
 
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import PicklingError
-from spark_estimator.launch.elastic.job_entry import ELASTIC_VARIABLE, elastic, run_elastic_local
+from spark_estimator.launch.elastic.job_entry import ELASTIC_VARIABLE, mark_elastic, run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.spec import JobSpec
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
 
 def test_a_job_is_marked_as_elastic_for_its_ranks() -> None:
     job = JobSpec("job", 2, "f()", environment={"A": "1"}, progress=True)
-    marked = elastic(job)
+    marked = mark_elastic(job)
     assert marked.environment == {"A": "1", ELASTIC_VARIABLE: "1"} and not marked.progress
-    assert elastic(marked) == marked and job.environment == {"A": "1"}
+    assert mark_elastic(marked) == marked and job.environment == {"A": "1"}
 
 
 def test_values_of_all_ranks_come_back_with_their_lines() -> None:

@@ -10,9 +10,9 @@ import cloudpickle
 import pytest
 
 from spark_estimator.collectives.launcher_link import UPDATED, pack
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, make_job_id, make_key
 from spark_estimator.launch.elastic.process import Process
-from spark_estimator.launch.job.environment import host_share, worker_environment
+from spark_estimator.launch.job.environment import decide_host_threads, make_worker_environment
 from spark_estimator.launch.job.events import Begun, Ended, EventQueue, FrameReceived
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.worker.worker_host import LocalWorkerHandle
@@ -23,7 +23,7 @@ class Case:
 
     def __init__(self) -> None:
         payload = cloudpickle.dumps((lambda: os.environ["HOROVOD_RANK"], (), {}))
-        environment = worker_environment(os.environ, {}, host_share(1))
+        environment = make_worker_environment(os.environ, {}, decide_host_threads(1))
         job = JobSpec("job", 1, "work()", payload=payload, environment=environment)
         self.links: list[socket.socket] = []
 
@@ -54,7 +54,7 @@ def test_a_process_that_ends_well(case: Case) -> None:
     assert case.process.started.wait(60)
     facts = case.process.facts
     assert isinstance(facts, PeerFacts) and facts.host == "alpha"
-    case.process.tell(Rendezvous(new_job_id(), new_key(), 0, (facts,), -1))
+    case.process.tell(Rendezvous(make_job_id(), make_key(), 0, (facts,), -1))
     events = [case.event(), case.event()]
     assert events[0] == Begun(0, facts.pid)
     assert isinstance(events[1], Ended) and events[1].process == 7 and events[1].error is None
@@ -81,7 +81,7 @@ def test_frames_of_the_rank_are_events(case: Case) -> None:
 def test_a_process_whose_frames_cannot_be_read_is_ended(case: Case) -> None:
     """Its requests for a round would never be heard."""
     assert case.process.started.wait(60) and case.process.facts is not None
-    case.process.tell(Rendezvous(new_job_id(), new_key(), 0, (case.process.facts,), -1, awaited=True))
+    case.process.tell(Rendezvous(make_job_id(), make_key(), 0, (case.process.facts,), -1, awaited=True))
     content = b"[" * 100_000
     case.links[0].sendall(len(content).to_bytes(4, "big") + content)
     while not isinstance(event := case.event(), Ended):

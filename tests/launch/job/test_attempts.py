@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from spark_estimator import HorovodRunner
-from spark_estimator.collectives.rendezvous import new_job_id
+from spark_estimator.collectives.rendezvous import make_job_id
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import (
     JobFailedError,
@@ -27,10 +27,10 @@ from spark_estimator.errors import (
     NotEnoughSlotsError,
     ResultError,
     WorkerFailedError,
-    without_links,
+    remove_links,
 )
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
-from spark_estimator.launch.job.attempts import Attempt, Limits, duration, run_attempts
+from spark_estimator.launch.job.attempts import Attempt, Limits, run_attempts, to_timedelta
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.local import run_job, run_local
@@ -97,7 +97,7 @@ def test_the_last_failure_is_raised_with_the_earlier_ones() -> None:
         HorovodRunner(np=-1, max_restarts=1).run(work)
     error = caught.value
     assert error.exitcode == 3
-    text = without_links(str(error)).splitlines()
+    text = remove_links(str(error)).splitlines()
     assert "ended with exit status 3" in text[0] and text[-2] == "This was attempt 2 of 2. Earlier attempts:"
     assert text[-1].startswith("  attempt 1: rank 0 (host ") and text[-1].endswith(" raised ValueError: boom")
     assert [(failure.kind, failure.earlier) for failure in error.earlier] == [("raised", ())]
@@ -137,12 +137,12 @@ def test_no_room_for_the_next_attempt() -> None:
         raise WorkerFailedError("rank 0 (host a) was lost", kind="lost")
 
     def recover(attempt: Attempt) -> None:
-        recovered.append(attempt.at_most(timedelta(hours=1)))
+        recovered.append(attempt.limit_wait(timedelta(hours=1)))
         raise NotEnoughSlotsError("2 ranks need 2 slots")
 
     with pytest.raises(NotEnoughSlotsError) as caught:
         run_attempts(run, Limits(2, timedelta(seconds=60)), "train()", recover=recover)
-    assert without_links(str(caught.value)).splitlines() == [
+    assert remove_links(str(caught.value)).splitlines() == [
         "2 ranks need 2 slots",
         "This was attempt 2 of 3. Earlier attempts:",
         "  attempt 1: rank 0 (host a) was lost",
@@ -223,7 +223,7 @@ def test_every_launcher_fills_the_error_s_fields(
             script = tmp_path / "train.py"
             script.write_text(COMMAND.format(how=how, folder=str(tmp_path)))
             command = (sys.executable, str(script))
-            run_job(JobSpec(new_job_id(), 1, " ".join(command), command=command))
+            run_job(JobSpec(make_job_id(), 1, " ".join(command), command=command))
     error = pickle.loads(pickle.dumps(caught.value))
     assert str(error) == str(caught.value) and type(error) is WorkerFailedError
     if launcher == "command" and how == "raised":  # all that is seen of a command is its end
@@ -260,12 +260,12 @@ def test_nonsense_is_refused(arguments: dict[str, Any], error: type[Exception], 
 
 
 def test_numbers_of_seconds() -> None:
-    assert duration("x", 0.5) == timedelta(seconds=0.5)
+    assert to_timedelta("x", 0.5) == timedelta(seconds=0.5)
     for seconds in (0, -1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="x must be a number of seconds above 0; got"):
-            duration("x", seconds)
+            to_timedelta("x", seconds)
     with pytest.raises(ValueError, match=r"x must be at most 1000000000 seconds; got 1e\+300"):
-        duration("x", 1e300)
+        to_timedelta("x", 1e300)
     for wrong in (True, "5"):
         with pytest.raises(TypeError, match="x must be a number of seconds; got"):
-            duration("x", wrong)  # type: ignore[arg-type]
+            to_timedelta("x", wrong)  # type: ignore[arg-type]

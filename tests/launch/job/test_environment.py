@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spark_estimator.collectives.cores import available_cores
+from spark_estimator.collectives.cores import count_available_cores
 from spark_estimator.env import WORKER_CHOICES_VARIABLE, Decision, Settings
 from spark_estimator.launch.job import environment as module
 from spark_estimator.launch.job.environment import (
-    choices,
+    choose_variables,
+    decide_host_threads,
     exported_environment,
-    host_share,
-    undecided,
-    worker_environment,
+    make_worker_environment,
+    remove_choices,
 )
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.local import run_local
@@ -48,7 +48,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def variables_of(environ: dict[str, str], **more: str) -> dict[str, str]:
     """What a worker gets beside `environ`, without the record of it."""
-    variables = worker_environment(environ, more, SHARE)
+    variables = make_worker_environment(environ, more, SHARE)
     del variables[WORKER_CHOICES_VARIABLE]
     return variables
 
@@ -71,15 +71,15 @@ def test_threads_are_the_share_unless_the_user_has_a_say() -> None:
 
 def test_what_spark_has_set_is_no_word_of_the_user_s() -> None:
     by_value = {
-        threads: worker_environment({"OMP_NUM_THREADS": threads}, {}, SHARE, spark=True).get("OMP_NUM_THREADS")
+        threads: make_worker_environment({"OMP_NUM_THREADS": threads}, {}, SHARE, spark=True).get("OMP_NUM_THREADS")
         for threads in ("2", "6")
     }
     assert by_value == {"2": "2", "6": None}  # 6 cannot be Spark's, whose tasks have 2 cpus: it stays
 
 
 def test_a_share_is_never_less_than_one_core() -> None:
-    assert host_share(10_000).value == 1
-    assert "for 10000 ranks on this host" in host_share(10_000).why
+    assert decide_host_threads(10_000).value == 1
+    assert "for 10000 ranks on this host" in decide_host_threads(10_000).why
 
 
 @pytest.mark.parametrize(
@@ -94,24 +94,24 @@ def test_a_share_is_never_less_than_one_core() -> None:
 )
 def test_malloc_is_left_alone_where_the_user_has_a_say(environ: dict[str, str]) -> None:
     assert not variables_of(environ).keys() & MALLOC
-    assert all(choice.why for choice in choices(environ, SHARE))
+    assert all(choice.why for choice in choose_variables(environ, SHARE))
 
 
 def test_a_glibc_that_refuses_a_high_threshold_maps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_glibc", lambda: (2, 31))
+    monkeypatch.setattr(module, "_read_glibc_version", lambda: (2, 31))
     assert variables_of({})["MALLOC_MMAP_MAX_"] == "0"
-    monkeypatch.setattr(module, "_glibc", lambda: None)
+    monkeypatch.setattr(module, "_read_glibc_version", lambda: None)
     assert not variables_of({}).keys() & MALLOC
 
 
 def test_what_a_launcher_chose_is_no_word_of_the_user_s_for_a_job_inside_the_job() -> None:
     inside = {"OMP_NUM_THREADS": "9", "PATH": "/bin"}
-    inside |= worker_environment(inside, {}, SHARE)
+    inside |= make_worker_environment(inside, {}, SHARE)
     assert inside["TF_NUM_INTRAOP_THREADS"] == "9"
-    assert undecided(inside) == {"OMP_NUM_THREADS": "9", "PATH": "/bin"}
+    assert remove_choices(inside) == {"OMP_NUM_THREADS": "9", "PATH": "/bin"}
     inside["TF_NUM_INTRAOP_THREADS"] = "4"  # set later, by a program in the job
-    assert undecided(inside)["TF_NUM_INTRAOP_THREADS"] == "4"
-    assert undecided({WORKER_CHOICES_VARIABLE: "[[broken", "A": "1"}) == {"A": "1"}
+    assert remove_choices(inside)["TF_NUM_INTRAOP_THREADS"] == "4"
+    assert remove_choices({WORKER_CHOICES_VARIABLE: "[[broken", "A": "1"}) == {"A": "1"}
 
 
 def look() -> dict[str, Any]:
@@ -142,7 +142,7 @@ def look() -> dict[str, Any]:
 def test_workers_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     ranks = run_local(look, 2, JobOptions(all_results=True))
-    share = str(host_share(2).value)
+    share = str(decide_host_threads(2).value)
     for rank in ranks:
         assert rank["environ"] == dict.fromkeys(THREADS, share) and rank["threads"] == int(share)
         assert rank["started with"] and not rank["has still"] and not rank["child has"]
@@ -163,7 +163,7 @@ def test_commands_keep_it_and_tell_of_it(capfd: pytest.CaptureFixture[str], monk
     table = {
         line.split()[0]: line.split(maxsplit=2) for line in lines[lines.index("This worker was started with:") + 1 :]
     }
-    assert table["OMP_NUM_THREADS"][1] == str(host_share(2).value)
+    assert table["OMP_NUM_THREADS"][1] == str(decide_host_threads(2).value)
     assert table["OMP_NUM_THREADS"][2].endswith("for 2 ranks on this host")
     assert table["MKL_NUM_THREADS"][1:] == ["4", "set by you"]
     assert table["GLIBC_TUNABLES"][1:] == ["glibc.malloc.hugetlb=1", "default"]
@@ -188,7 +188,7 @@ def test_in_spark_threads_come_from_the_task_s_cpus(spark: SparkSession, monkeyp
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     (rank,) = run_on_spark(spark, look, 1)
     # PyTorch takes no more threads than there are cores.
-    assert rank["environ"]["OMP_NUM_THREADS"] == "2" and rank["threads"] == min(2, available_cores())
+    assert rank["environ"]["OMP_NUM_THREADS"] == "2" and rank["threads"] == min(2, count_available_cores())
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_tasks_of_two_cpus_on_a_cluster(tmp_path: Path) -> None:
     by_itself, as_told = results["by itself"], results["as told"]
     assert (by_itself["OMP_NUM_THREADS"], by_itself["threads"], by_itself["keeps"]) == (
         "2",
-        min(2, available_cores()),
+        min(2, count_available_cores()),
         True,
     )
     assert ["OMP_NUM_THREADS", "2", "from spark.task.cpus", True] in json.loads(by_itself[WORKER_CHOICES_VARIABLE])
@@ -216,7 +216,7 @@ def test_only_settings_are_handed_on_and_nothing_of_a_single_rank() -> None:
     environ |= {"SPARK_ESTIMATOR_RENDEZVOUS_FD": "5", "SPARK_ESTIMATOR_SHARED_MEMORY": "0", "HOME": "/"}
     environ |= {"SPARK_ESTIMATOR_JOB_KEY": "secret", "SPARK_ESTIMATOR_JOINED": "0/2 torchrun"}
     environ |= {"KERAS_BACKEND": "torch", "KERAS_HOME": "/k", "TF_USE_LEGACY_KERAS": "1"}
-    assert module.forwarded_environment(environ) == {
+    assert module.select_forwarded_variables(environ) == {
         "KERAS_BACKEND": "torch",
         "TF_USE_LEGACY_KERAS": "1",
         "HOROVOD_FUSION_THRESHOLD": "1",

@@ -14,14 +14,14 @@ from spark_estimator.errors import (
     RemoteTraceback,
     ResultError,
     WorkerFailedError,
-    without_links,
+    remove_links,
 )
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import (
     FailureReport,
+    find_first_failure,
     find_marked,
-    first_failure,
-    job_error,
+    make_job_error,
     to_marked_text,
     with_source,
 )
@@ -37,14 +37,14 @@ def test_the_earliest_is_the_cause() -> None:
     reports = [report(2, when=5.0), report(0, failures.KILLED, when=3.0), report(1, when=4.0)]
     for _ in range(6):
         random.shuffle(reports)
-        cause = first_failure(reports)
+        cause = find_first_failure(reports)
         assert cause is not None and cause.rank == 0
 
 
 def test_one_that_lost_a_peer_never_beats_one_that_failed_by_itself() -> None:
-    cause = first_failure([report(0, when=1.0, secondary=True), report(1, when=9.0)])
+    cause = find_first_failure([report(0, when=1.0, secondary=True), report(1, when=9.0)])
     assert cause is not None and cause.rank == 1
-    cause = first_failure([report(3, when=2.0, secondary=True), report(0, when=1.0, secondary=True)])
+    cause = find_first_failure([report(3, when=2.0, secondary=True), report(0, when=1.0, secondary=True)])
     assert cause is not None and cause.rank == 0
 
 
@@ -52,25 +52,25 @@ def test_a_frozen_rank_is_the_cause_if_others_lost_it_for_its_silence() -> None:
     silence = "raised PeerLostError: rank 2 on h (pid 102) is lost: it has sent no heartbeat for 6.0 s"
     lost = FailureReport(0, "h", 100, failures.RAISED, silence, when=6.0, secondary=True)
     frozen = [report(rank, failures.KILLED, when=rank + 6.0, secondary=True) for rank in (1, 2)]
-    assert first_failure([lost, *frozen]) is frozen[1]
-    assert first_failure([lost, frozen[0]]) is lost  # the lost one was not found stopped
+    assert find_first_failure([lost, *frozen]) is frozen[1]
+    assert find_first_failure([lost, frozen[0]]) is lost  # the lost one was not found stopped
     left = FailureReport(0, "h", 100, failures.RAISED, "rank 1 on h has left the job", when=6.0, secondary=True)
-    assert first_failure([left, *frozen]) is left
+    assert find_first_failure([left, *frozen]) is left
     raised = report(3, when=9.0)
-    assert first_failure([lost, *frozen, raised]) is raised
+    assert find_first_failure([lost, *frozen, raised]) is raised
 
 
 def test_one_that_the_launcher_stopped_is_no_cause() -> None:
-    assert first_failure([report(0, failures.STOPPED), report(1, failures.STOPPED)]) is None
-    assert first_failure([]) is None
+    assert find_first_failure([report(0, failures.STOPPED), report(1, failures.STOPPED)]) is None
+    assert find_first_failure([]) is None
 
 
 def test_the_error_tells_the_cause_first_and_then_the_others() -> None:
     cause = report(1, traceback="Traceback ...\nValueError: x", exit_code=None)
-    error = job_error(cause, [report(0, failures.STOPPED), cause, report(2, secondary=True)], 5, "train()")
+    error = make_job_error(cause, [report(0, failures.STOPPED), cause, report(2, secondary=True)], 5, "train()")
     assert isinstance(error, WorkerFailedError)
     assert (error.rank, error.host, error.exitcode) == (1, "host1", None)
-    assert without_links(str(error)).splitlines() == [
+    assert remove_links(str(error)).splitlines() == [
         "rank 1 (host host1, pid 101) did raised",
         "The other ranks of train():",
         "  rank 0 (host host0, pid 100) did stopped",
@@ -83,25 +83,25 @@ def test_the_error_tells_the_cause_first_and_then_the_others() -> None:
 def test_the_last_line_explains_the_class_that_the_rank_raised() -> None:
     message = "raised spark_estimator.errors.DataError: column 'x' holds null in row 3 of this rank's rows. " + "x" * 60
     cause = replace(report(1), message=message)
-    error = job_error(cause, [cause, replace(report(0), message=message)], 2, "train()")
+    error = make_job_error(cause, [cause, replace(report(0), message=message)], 2, "train()")
     assert str(error).endswith("\nmore: python -m spark_estimator explain DATA")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert "rank 0 (host host0, pid 100) failed with the same message\n" in str(error)
     assert isinstance(error, WorkerFailedError) and error.cause_class == "DataError"
     other = replace(cause, message="raised spark_estimator.errors.Unknown: x")
-    assert str(job_error(other, [other], 1, "train()")).endswith("explain WORKER_FAILED")
+    assert str(make_job_error(other, [other], 1, "train()")).endswith("explain WORKER_FAILED")
 
 
 def test_what_was_run_is_named_once() -> None:
     command = "python train.py " + "--option value " * 100
     cause = report(1, failures.EXITED)
-    text = str(job_error(cause, [cause], 1, command))
+    text = str(make_job_error(cause, [cause], 1, command))
     assert text.splitlines()[0] == "rank 1 (host host1, pid 101) did exited"
     assert text.splitlines()[1].startswith("It ran python train.py ") and len(text) < 500
-    text = str(job_error(cause, [cause, report(0, failures.EXITED), report(2, failures.STOPPED)], 3, command))
+    text = str(make_job_error(cause, [cause, report(0, failures.EXITED), report(2, failures.STOPPED)], 3, command))
     assert text.count("train.py") == 1
     raised = replace(cause, message="was bad before train() returned")
-    assert str(job_error(raised, [raised], 1, "train()")).count("train()") == 1
+    assert str(make_job_error(raised, [raised], 1, "train()")).count("train()") == 1
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_what_was_run_is_named_once() -> None:
     ],
 )
 def test_the_kind_of_failure_decides_the_kind_of_error(kind: str, error: type[Exception]) -> None:
-    assert type(job_error(report(0, kind), [report(0, kind)], 1, "f()")) is error
+    assert type(make_job_error(report(0, kind), [report(0, kind)], 1, "f()")) is error
 
 
 def test_reports_survive_inside_a_java_trace() -> None:
@@ -130,7 +130,7 @@ def test_a_cell_s_lines_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(linecache.cache, cell, (60, None, lines, cell))
     known = '  File "/site/known.py", line 1, in main\n    bad()\n'
     traceback = f'Traceback (most recent call last):\n{known}  File "{cell}", line 2, in bad\nZeroDivisionError: no'
-    error = job_error(report(0, traceback=traceback), [report(0)], 1, "f()")
+    error = make_job_error(report(0, traceback=traceback), [report(0)], 1, "f()")
     assert isinstance(error, WorkerFailedError)
     added = traceback.replace("in bad\n", "in bad\n    return 1 // 0  # \\x1b[2J\n")
     assert error.traceback == added and added in str(error.__cause__)
@@ -176,7 +176,7 @@ def test_a_report_cannot_steer_the_terminal() -> None:
 def test_horovods_sentence_is_added_once_and_last() -> None:
     error = WorkerFailedError("rank 1 raised ValueError", rank=1)
     for _ in range(2):
-        assert failures.with_horovods_sentence(error) is error
+        assert failures.add_horovods_sentence(error) is error
     assert error.args[0].splitlines() == [
         "rank 1 raised ValueError",
         "The job was terminated, as one or more processes exited with non-zero status.",

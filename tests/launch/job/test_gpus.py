@@ -10,12 +10,12 @@ import pytest
 
 from spark_estimator.launch.job.gpus import (
     TaskGpus,
-    hosts_apart,
-    listed_gpus,
-    look,
-    owned_gpus,
-    pinning,
-    visible_devices,
+    divide_hosts,
+    find_task_gpus,
+    name_gpus,
+    order_devices,
+    parse_gpu_list,
+    pin_gpus,
 )
 from tests.launch import clusters
 
@@ -31,7 +31,7 @@ from tests.launch import clusters
     ],
 )
 def test_device_local_rank_belongs_to_that_rank(gpus: list[list[str]], seen: list[str]) -> None:
-    assert visible_devices(gpus) == seen
+    assert order_devices(gpus) == seen
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_device_local_rank_belongs_to_that_rank(gpus: list[list[str]], seen: lis
     ],
 )
 def test_gpus_are_counted_in_what_the_executor_sees(addresses: list[str], visible: str | None, owned: Any) -> None:
-    assert owned_gpus(addresses, visible) == owned
+    assert name_gpus(addresses, visible) == owned
 
 
 def task(*names: str, uuids: tuple[str, ...] = (), there: tuple[str, ...] = (), visible: str | None = None) -> TaskGpus:
@@ -80,7 +80,7 @@ PCI = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 def test_what_each_rank_sees(
     tasks: list[TaskGpus], per_rank: float | None, devices: list[str | None], notice: str
 ) -> None:
-    made = [pinning(tasks, local_rank, per_rank) for local_rank in range(len(tasks))]
+    made = [pin_gpus(tasks, local_rank, per_rank) for local_rank in range(len(tasks))]
     assert [rank.variables.get("CUDA_VISIBLE_DEVICES") for rank in made] == devices
     assert notice in made[0].notice and bool(notice) == bool(made[0].notice)
     numbered = [bool(seen) and seen.replace(",", "").isdecimal() for seen in devices]
@@ -89,17 +89,17 @@ def test_what_each_rank_sees(
 
 def test_a_gpu_that_was_promised_twice_is_refused_by_its_uuid() -> None:
     with pytest.raises(ValueError, match="local ranks 0, 1 have the same GPU, GPU-a, though each was to have 1 of its"):
-        pinning([A, A], 0, 1.0)
+        pin_gpus([A, A], 0, 1.0)
 
 
 def test_containers_that_number_their_gpus_themselves_are_hosts_of_their_own() -> None:
     container = task("0", uuids=("GPU-a",), there=("GPU-a",))
     other = task("0", uuids=("GPU-b",), there=("GPU-b",))
-    apart = hosts_apart(["h", "h", "h", "i"], [container, other, container, other])
+    apart = divide_hosts(["h", "h", "h", "i"], [container, other, container, other])
     assert apart[0] == apart[2] != apart[1] and apart[0].startswith("h/") and apart[3] == "i"
-    assert pinning([container], 0, 1.0).variables["CUDA_VISIBLE_DEVICES"] == "0"
-    assert hosts_apart(["h", "h"], [A, B]) == ["h", "h"]
-    assert hosts_apart(["h", "h"], [task("0"), task("0")]) == ["h", "h"]
+    assert pin_gpus([container], 0, 1.0).variables["CUDA_VISIBLE_DEVICES"] == "0"
+    assert divide_hosts(["h", "h"], [A, B]) == ["h", "h"]
+    assert divide_hosts(["h", "h"], [task("0"), task("0")]) == ["h", "h"]
 
 
 LISTING = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aa-1)
@@ -115,17 +115,19 @@ def nvidia_smi(folder: Path, listing: str) -> None:
 
 
 def test_what_nvidia_smi_says(tmp_path: Path) -> None:
-    assert listed_gpus(LISTING) == {"0": "GPU-aa-1", "1": "GPU-aa-2"}
-    assert listed_gpus("No devices found.\n") == {}
+    assert parse_gpu_list(LISTING) == {"0": "GPU-aa-1", "1": "GPU-aa-2"}
+    assert parse_gpu_list("No devices found.\n") == {}
     nvidia_smi(tmp_path, LISTING)
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
     there = ("GPU-aa-1", "GPU-aa-2")
-    assert look(["1"], {"PATH": path}) == TaskGpus(("1",), ("GPU-aa-2",), there, None)
-    assert look(["0"], {"PATH": path, "CUDA_VISIBLE_DEVICES": "1"}) == TaskGpus(("1",), ("GPU-aa-2",), there, "1")
-    assert look(["0"], {"PATH": path, "CUDA_VISIBLE_DEVICES": "MIG-bb-1"}).uuids == ("MIG-bb-1",)
-    assert look(["0"], {"PATH": "/nowhere"}) == TaskGpus(("0",), ("",))
+    assert find_task_gpus(["1"], {"PATH": path}) == TaskGpus(("1",), ("GPU-aa-2",), there, None)
+    assert find_task_gpus(["0"], {"PATH": path, "CUDA_VISIBLE_DEVICES": "1"}) == TaskGpus(
+        ("1",), ("GPU-aa-2",), there, "1"
+    )
+    assert find_task_gpus(["0"], {"PATH": path, "CUDA_VISIBLE_DEVICES": "MIG-bb-1"}).uuids == ("MIG-bb-1",)
+    assert find_task_gpus(["0"], {"PATH": "/nowhere"}) == TaskGpus(("0",), ("",))
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho trouble; exit 9\n")
-    assert look([], {"PATH": path}) == TaskGpus()
+    assert find_task_gpus([], {"PATH": path}) == TaskGpus()
 
 
 # One numbering on both workers; whether the GPUs are the same ones, as on a host, or others, as in containers, is in

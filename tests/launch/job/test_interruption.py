@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.launch.job.interruption import raise_lost_interruption, remembered_interruption
+from spark_estimator.launch.job.interruption import raise_lost_interruption, remember_interruption
 
 
 class Thing: ...
@@ -38,10 +38,10 @@ def handled_by(handler: Callable[..., Any]) -> Iterator[None]:
 
 
 def test_a_lost_interruption_is_raised_once() -> None:
-    with remembered_interruption():
+    with remember_interruption():
         raise_lost_interruption()
         interrupt_in_a_library_that_catches_it()
-        with remembered_interruption(), pytest.raises(KeyboardInterrupt):
+        with remember_interruption(), pytest.raises(KeyboardInterrupt):
             raise_lost_interruption()
         raise_lost_interruption()
 
@@ -50,7 +50,7 @@ def test_the_garbage_collector_drops_it(monkeypatch: pytest.MonkeyPatch) -> None
     dropped: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", dropped.append)
     thing = Thing()
-    with remembered_interruption():
+    with remember_interruption():
         reference = weakref.ref(thing, lambda _: interrupt())
         del thing
         assert reference() is None and len(dropped) == 1
@@ -59,16 +59,16 @@ def test_the_garbage_collector_drops_it(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_is_kept_after_the_block() -> None:
-    with remembered_interruption():
+    with remember_interruption():
         interrupt_in_a_library_that_catches_it()
     raise_lost_interruption()
-    with remembered_interruption():
+    with remember_interruption():
         raise_lost_interruption()
 
 
 def test_a_handler_that_raises_nothing_has_not_interrupted() -> None:
     numbers = []
-    with handled_by(lambda number, _frame: numbers.append(number)), remembered_interruption():
+    with handled_by(lambda number, _frame: numbers.append(number)), remember_interruption():
         interrupt()
         raise_lost_interruption()
     assert numbers == [signal.SIGINT]
@@ -80,7 +80,7 @@ def test_other_exceptions_of_handlers_are_raised_as_they_are() -> None:
     def handler(*_: Any) -> None:
         raise error
 
-    with handled_by(handler), remembered_interruption():
+    with handled_by(handler), remember_interruption():
         with contextlib.suppress(OSError):
             interrupt()
         with pytest.raises(OSError, match="stop") as caught:
@@ -95,7 +95,7 @@ def test_what_py4j_makes_of_it_is_an_interruption() -> None:
         except RuntimeError as error:
             raise ConnectionError("Error while sending or receiving") from error
 
-    with handled_by(handler), remembered_interruption():
+    with handled_by(handler), remember_interruption():
         with contextlib.suppress(ConnectionError):
             interrupt()
         with pytest.raises(KeyboardInterrupt):
@@ -107,7 +107,7 @@ def test_a_handler_that_the_block_sets_stays() -> None:
 
     before = signal.getsignal(signal.SIGINT)
     try:
-        with remembered_interruption():
+        with remember_interruption():
             signal.signal(signal.SIGINT, new)
         assert signal.getsignal(signal.SIGINT) is new
     finally:
@@ -116,7 +116,7 @@ def test_a_handler_that_the_block_sets_stays() -> None:
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
 def test_handlers_that_are_not_python_s_are_left_alone(handler: signal.Handlers) -> None:
-    with handled_by(handler), remembered_interruption():
+    with handled_by(handler), remember_interruption():
         assert signal.getsignal(signal.SIGINT) is handler
 
 
@@ -125,12 +125,12 @@ def test_the_interruption_belongs_to_the_main_thread() -> None:
 
     def other() -> None:
         try:
-            with remembered_interruption():
+            with remember_interruption():
                 raise_lost_interruption()
         except KeyboardInterrupt as error:
             errors.append(error)
 
-    with remembered_interruption():
+    with remember_interruption():
         interrupt_in_a_library_that_catches_it()
         thread = threading.Thread(target=other)
         thread.start()

@@ -13,7 +13,7 @@ import pytest
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job import monitor as launcher
 from spark_estimator.launch.job.events import Failed, Finished, Lines
-from spark_estimator.launch.job.failures import FailureReport, first_failure
+from spark_estimator.launch.job.failures import FailureReport, find_first_failure
 from spark_estimator.launch.job.monitor import EventDisplay, JobMonitor
 
 
@@ -64,7 +64,7 @@ def test_after_a_failure_the_others_are_stopped_and_their_last_lines_shown() -> 
 def test_the_cause_may_come_after_those_that_it_took_along() -> None:
     job = Job((0.0, report(0, secondary=True)), (0.7, report(1, failures.KILLED)))
     job.watch.follow()
-    cause = first_failure(job.watch.reports)
+    cause = find_first_failure(job.watch.reports)
     assert cause is not None and cause.rank == 1
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spark_estimator.errors import PicklingError
-from spark_estimator.launch.job.pickling import dump_function, dump_value, load_values, name_of
+from spark_estimator.launch.job.pickling import describe_function, dump_function, dump_value, load_values
 
 pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
 
@@ -119,7 +119,7 @@ def test_a_partial() -> None:
     def train(a: Any) -> None: ...
 
     bound = functools.partial(train, a=lock)
-    assert name_of(bound) == "train()"
+    assert describe_function(bound) == "train()"
     assert "train() receives the argument 'a' (type _thread.lock), which cannot" in refusal(bound)
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise, permutations
 
 import pytest
 
-from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id, local_rendezvous
+from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, host_id, make_local_rendezvous
 from spark_estimator.launch.job import spec
 from spark_estimator.launch.job.gpus import TaskGpus
 from spark_estimator.launch.job.pickling import dump_function
@@ -45,31 +45,31 @@ def test_every_supervisor_comes_to_the_same_peers_and_key() -> None:
     assert [TaskFacts.from_json(task.to_json()) for task in everyone] == everyone
     endpoint = Endpoint.open("127.0.0.1")
     job = JobSpec("job", 3, "train()", channel=spec.ChannelAddress("127.0.0.1", 1, b"t" * 32))
-    made = [spec.rendezvous_of(everyone, partition, job, endpoint) for partition in range(3)]
+    made = [spec.make_rendezvous(everyone, partition, job, endpoint) for partition in range(3)]
     endpoint.close()
     assert [rendezvous.rank for rendezvous in made] == [0, 2, 1]
     assert len({rendezvous.peers for rendezvous in made}) == 1
     assert len({rendezvous.key for rendezvous in made}) == 1
     assert [peer.host for peer in made[0].peers] == ["a", "a", "b"]
-    assert spec.pinning_of(everyone, 2, job).variables["CUDA_VISIBLE_DEVICES"] == "3,5"
-    assert spec.pinning_of(everyone, 1, job).variables == {}
+    assert spec.pin_worker_gpus(everyone, 2, job).variables["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert spec.pin_worker_gpus(everyone, 1, job).variables == {}
 
 
 def test_the_key_depends_on_every_share_on_the_token_and_on_the_job() -> None:
     shares = [b"a" * 32, b"b" * 32]
     keys = {
-        spec.job_key(shares, b"t", "x"),
-        spec.job_key(shares, b"", "x"),
-        spec.job_key(shares, b"t", "y"),
-        spec.job_key(shares[::-1], b"t", "x"),
+        spec.derive_job_key(shares, b"t", "x"),
+        spec.derive_job_key(shares, b"", "x"),
+        spec.derive_job_key(shares, b"t", "y"),
+        spec.derive_job_key(shares[::-1], b"t", "x"),
     }
     assert len(keys) == 4 and {len(key) for key in keys} == {32}
 
 
 def test_a_worker_is_told_everything_and_secrets_do_not_show() -> None:
-    (rendezvous, endpoint), _ = local_rendezvous(2)
+    (rendezvous, endpoint), _ = make_local_rendezvous(2)
     job = JobSpec("job", 2, "train()", driver_host_id=host_id(), driver_sys_path=("/only/the/driver",))
-    worker = spec.worker_spec(job, rendezvous, {"CUDA_VISIBLE_DEVICES": "1,0"})
+    worker = spec.make_worker_spec(job, rendezvous, {"CUDA_VISIBLE_DEVICES": "1,0"})
     endpoint.close()
     again = WorkerSpec.from_json(worker.to_json())
     assert again == worker
@@ -81,11 +81,11 @@ def test_a_worker_is_told_everything_and_secrets_do_not_show() -> None:
 
 
 def test_the_driver_s_modules_are_not_looked_for_on_other_hosts() -> None:
-    (rendezvous, endpoint), _ = local_rendezvous(2)
+    (rendezvous, endpoint), _ = make_local_rendezvous(2)
     endpoint.close()
     job = JobSpec("job", 2, "train()", driver_host_id="another", driver_sys_path=("/only/the/driver",))
-    assert spec.worker_spec(job, rendezvous).sys_path == tuple(sys.path)
-    assert "CUDA_VISIBLE_DEVICES" not in spec.worker_spec(job, rendezvous).environment
+    assert spec.make_worker_spec(job, rendezvous).sys_path == tuple(sys.path)
+    assert "CUDA_VISIBLE_DEVICES" not in spec.make_worker_spec(job, rendezvous).environment
 
 
 def test_only_frameworks_that_the_driver_has_loaded_and_the_function_names_are_preloaded(
@@ -105,22 +105,24 @@ def test_only_frameworks_that_the_driver_has_loaded_and_the_function_names_are_p
         hvd.init()
         horovod.torch.init()
 
-    assert spec.modules_to_preload(dump_function(train, (), {})) == ()
-    assert spec.modules_to_preload(dump_function(train_there, (), {})) == ("tensorflow",)
+    assert spec.find_modules_to_preload(dump_function(train, (), {})) == ()
+    assert spec.find_modules_to_preload(dump_function(train_there, (), {})) == ("tensorflow",)
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert spec.modules_to_preload(dump_function(train_there, (), {})) == ("torch", "tensorflow"), "torch is the first"
+    assert spec.find_modules_to_preload(dump_function(train_there, (), {})) == ("torch", "tensorflow"), (
+        "torch is the first"
+    )
 
 
 def test_the_driver_s_path_names_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["", "/a"])
-    assert spec.driver_sys_path() == (os.getcwd(), "/a")
+    assert spec.list_sys_path() == (os.getcwd(), "/a")
 
 
 def test_the_rendezvous_of_one_rank_can_be_told_apart() -> None:
-    pairs = local_rendezvous(3)
+    pairs = make_local_rendezvous(3)
     for _, endpoint in pairs:
         endpoint.close()
     ranks = [rendezvous.rank for rendezvous, _ in pairs]
-    wants = [spec.worker_spec(JobSpec("j", 3, "f()"), rendezvous).wants_result for rendezvous, _ in pairs]
+    wants = [spec.make_worker_spec(JobSpec("j", 3, "f()"), rendezvous).wants_result for rendezvous, _ in pairs]
     assert ranks == [0, 1, 2] and wants == [True, False, False]
     assert isinstance(pairs[0][0], Rendezvous)

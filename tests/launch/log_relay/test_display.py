@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.launch.log_relay.display import OutputFiles, lines_to
+from spark_estimator.launch.log_relay.display import OutputFiles, make_line_printer
 from spark_estimator.observe.driver_log import coloured, print_line, shown_on
 
 
@@ -25,25 +25,25 @@ def test_colours_reach_a_terminal_and_nothing_else_does() -> None:
         assert shown_on(screen, "plain") == "plain"
     escaped = safe.replace("\x1b", "\\x1b")
     file = io.StringIO()
-    lines_to(file)(3, "stdout", safe)
+    make_line_printer(file)(3, "stdout", safe)
     assert file.getvalue() == f"[3]<stdout>:{escaped}\n"
 
 
 def test_lines_go_to_the_stream_of_their_name() -> None:
     output, errors = io.StringIO(), io.StringIO()
-    show = lines_to(output, errors, with_time=True)
+    show = make_line_printer(output, errors, with_time=True)
     show(0, "stdout", "a")
     show(11, "stderr", "b")
     when = r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}"
     assert re.fullmatch(rf"{when}\[0\]<stdout>:a\n", output.getvalue())
     assert re.fullmatch(rf"{when}\[11\]<stderr>:b\n", errors.getvalue())
-    assert lines_to() is print_line
+    assert make_line_printer() is print_line
 
 
 @pytest.mark.parametrize("stream", [3, io.BytesIO()])
 def test_what_takes_no_text_is_refused(stream: object) -> None:
     with pytest.raises(TypeError, match="stderr must be an open text file or an object with write"):
-        lines_to(stderr=stream)  # type: ignore[arg-type]
+        make_line_printer(stderr=stream)  # type: ignore[arg-type]
 
 
 def test_each_rank_has_files_also_when_the_job_grows(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ class Full(io.StringIO):
 
 def test_a_stream_that_takes_nothing_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     errors = io.StringIO()
-    show = lines_to(Full(), errors)
+    show = make_line_printer(Full(), errors)
     for number in range(2):
         show(number, "stdout", "lost")
         show(number, "stderr", "shown")

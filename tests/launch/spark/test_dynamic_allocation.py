@@ -8,7 +8,7 @@ import pytest
 
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.spark.configuration import Configuration
-from spark_estimator.launch.spark.dynamic_allocation import ceiling, on_demand, uses_barrier
+from spark_estimator.launch.spark.dynamic_allocation import find_ceiling, grows_on_demand, uses_barrier
 
 DYNAMIC = {"dynamicAllocation.enabled": "true"}
 
@@ -43,7 +43,7 @@ def conf(master: str = "yarn", **settings: str) -> Configuration:
     ],
 )
 def test_the_way_of_the_start(settings: Configuration, barrier: bool, demand: bool) -> None:
-    assert (uses_barrier(settings), on_demand(settings)) == (barrier, demand)
+    assert (uses_barrier(settings), grows_on_demand(settings)) == (barrier, demand)
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_a_setting_that_cannot_be_obeyed_is_refused(settings: dict[str, str], sa
     ],
 )
 def test_the_most_ranks_that_can_run(settings: dict[str, str], size: int, most: int | None) -> None:
-    limit = ceiling(conf(**settings), size)
+    limit = find_ceiling(conf(**settings), size)
     assert (None if limit is None else limit.count) == most
 
 
 def test_too_many_ranks_are_refused_with_the_setting_to_change() -> None:
     limits = {**DYNAMIC, "executor.cores": "2", "cores.max": "5", "dynamicAllocation.maxExecutors": "8"}
-    lowest = ceiling(conf("spark://x:7077", **limits), 5)
+    lowest = find_ceiling(conf("spark://x:7077", **limits), 5)
     assert lowest is not None and lowest.count == 4
     assert lowest.arithmetic == "2 executors of 2 cores (spark.cores.max=5) with 2 slots each"
     assert lowest.remedy == "Start the session with spark.cores.max=6"
-    assert ceiling(conf(**limits), 5) is None, "it is a setting of standalone clusters"
-    assert ceiling(conf("spark://x:7077", **DYNAMIC), 1000) is None, "an executor has all cores of its worker"
+    assert find_ceiling(conf(**limits), 5) is None, "it is a setting of standalone clusters"
+    assert find_ceiling(conf("spark://x:7077", **DYNAMIC), 1000) is None, "an executor has all cores of its worker"

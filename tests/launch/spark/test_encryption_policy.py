@@ -10,7 +10,7 @@ from spark_estimator import env
 from spark_estimator.errors import EncryptionUnavailableError, PreflightError
 from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
 from spark_estimator.launch.spark import encryption_policy
-from spark_estimator.launch.spark.encryption_policy import encryption_of, spool_variables
+from spark_estimator.launch.spark.encryption_policy import choose_spool_variables, decide_encryption
 from spark_estimator.security.encryption import Policy
 
 CRYPTO = "spark.network.crypto.enabled"
@@ -45,47 +45,47 @@ def session(master: str = "spark://x", **settings: str) -> Any:
     "name", [CRYPTO, "spark.authenticate.enableSaslEncryption", "spark.ssl.enabled", "spark.ssl.rpc.enabled"]
 )
 def test_ranks_encrypt_where_spark_does(name: str) -> None:
-    assert encryption_of(session(**{name: "true"})) == (True, f"{name} is true")
-    assert encryption_of(session(**{name: "false"}))[0] is False
-    assert encryption_of(session("local[2]", **{name: "true"})) == (False, "all ranks are on the driver's host")
+    assert decide_encryption(session(**{name: "true"})) == (True, f"{name} is true")
+    assert decide_encryption(session(**{name: "false"}))[0] is False
+    assert decide_encryption(session("local[2]", **{name: "true"})) == (False, "all ranks are on the driver's host")
 
 
 @pytest.mark.parametrize(("value", "encrypted"), [("require", True), ("OFF", False)])
 @pytest.mark.parametrize("master", ["spark://x", "local[2]"])
 def test_a_setting_decides(value: str, encrypted: bool, master: str) -> None:
-    decided = encryption_of(session(master, **{ENCRYPTION: value, CRYPTO: "true"}))
+    decided = decide_encryption(session(master, **{ENCRYPTION: value, CRYPTO: "true"}))
     assert decided == (encrypted, f"{ENCRYPTION} is {value}")
-    assert encryption_of(session(**{ENCRYPTION: "auto", CRYPTO: "true"}))[0] is True
+    assert decide_encryption(session(**{ENCRYPTION: "auto", CRYPTO: "true"}))[0] is True
 
 
 def test_the_older_setting_still_allows_clear_connections() -> None:
-    assert encryption_of(session(**{ALLOW_UNENCRYPTED: "true", CRYPTO: "true"}))[0] is False
-    assert encryption_of(session(**{ALLOW_UNENCRYPTED: "true", ENCRYPTION: "require"}))[0] is True
+    assert decide_encryption(session(**{ALLOW_UNENCRYPTED: "true", CRYPTO: "true"}))[0] is False
+    assert decide_encryption(session(**{ALLOW_UNENCRYPTED: "true", ENCRYPTION: "require"}))[0] is True
 
 
 def test_the_variable_decides_where_the_session_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_ESTIMATOR_ENCRYPTION", "require")
-    assert encryption_of(session()) == (True, "SPARK_ESTIMATOR_ENCRYPTION is require")
-    assert encryption_of(session(**{ENCRYPTION: "off"}))[0] is False
-    assert encryption_of(session(**{ENCRYPTION: " "})) == (True, "SPARK_ESTIMATOR_ENCRYPTION is require")
+    assert decide_encryption(session()) == (True, "SPARK_ESTIMATOR_ENCRYPTION is require")
+    assert decide_encryption(session(**{ENCRYPTION: "off"}))[0] is False
+    assert decide_encryption(session(**{ENCRYPTION: " "})) == (True, "SPARK_ESTIMATOR_ENCRYPTION is require")
     assert tuple(policy.value for policy in Policy) == env.ENCRYPTIONS
 
 
 def test_another_value_is_refused() -> None:
     with pytest.raises(PreflightError, match=rf"{ENCRYPTION}='yes': expected one of auto, require, off"):
-        encryption_of(session(**{ENCRYPTION: "yes"}))
+        decide_encryption(session(**{ENCRYPTION: "yes"}))
 
 
 def test_what_a_session_does_not_show_may_encrypt() -> None:
     silent: Any = Session({"spark.master": "spark://x"}, forbids="spark.network", answers_sql=False)
-    assert encryption_of(silent) == (
+    assert decide_encryption(silent) == (
         True,
         f"this session doesn't show {CRYPTO} (RuntimeError), so Spark may encrypt its traffic",
     )
     talks: Any = Session({"spark.master": "spark://x"}, forbids="spark.network")
-    assert encryption_of(talks)[0] is False
+    assert decide_encryption(talks)[0] is False
     talks.settings[CRYPTO] = "true"
-    assert encryption_of(talks)[0] is True
+    assert decide_encryption(talks)[0] is True
 
 
 def test_a_host_that_cannot_encrypt_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,14 +93,14 @@ def test_a_host_that_cannot_encrypt_refuses(monkeypatch: pytest.MonkeyPatch) -> 
         raise EncryptionUnavailableError("no libcrypto")
 
     monkeypatch.setattr(encryption_policy, "check_encryption", missing)
-    assert encryption_of(session())[0] is False
+    assert decide_encryption(session())[0] is False
     with pytest.raises(EncryptionUnavailableError):
-        encryption_of(session(**{CRYPTO: "true"}))
+        decide_encryption(session(**{CRYPTO: "true"}))
 
 
 def test_rows_stay_in_memory_where_spark_encrypts_its_files() -> None:
     name = "spark.io.encryption.enabled"
-    assert spool_variables(session(**{name: "true"})) == {"SPARK_ESTIMATOR_SPOOL_FOLDER": "memory"}
-    assert spool_variables(session("local[2]", **{name: "true"})) != {}, "Spark encrypts files there, too"
-    assert spool_variables(session(**{name: "false"})) == spool_variables(session()) == {}
-    assert spool_variables(Session({name: "true"}, forbids=name)) == {}
+    assert choose_spool_variables(session(**{name: "true"})) == {"SPARK_ESTIMATOR_SPOOL_FOLDER": "memory"}
+    assert choose_spool_variables(session("local[2]", **{name: "true"})) != {}, "Spark encrypts files there, too"
+    assert choose_spool_variables(session(**{name: "false"})) == choose_spool_variables(session()) == {}
+    assert choose_spool_variables(Session({name: "true"}, forbids=name)) == {}

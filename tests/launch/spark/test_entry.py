@@ -15,11 +15,11 @@ from py4j.protocol import Py4JError
 from spark_estimator.errors import NotEnoughSlotsError
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.spark.entry import (
-    interruption_in_words,
+    add_start_timeout,
+    explain_interruption,
+    find_elastic_session,
+    find_session_and_size,
     run_in_session,
-    session_and_size,
-    session_for_elastic,
-    with_start_timeout,
 )
 
 
@@ -30,7 +30,7 @@ def test_a_call_that_cannot_be_made_is_refused_first() -> None:
 
 def test_the_time_for_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(*, has_rows: bool, **more: Any) -> float | None:
-        chosen = with_start_timeout(JobOptions(**more), has_rows=has_rows).start_timeout
+        chosen = add_start_timeout(JobOptions(**more), has_rows=has_rows).start_timeout
         return None if chosen is None else chosen.total_seconds()
 
     seven = timedelta(seconds=7)
@@ -43,9 +43,9 @@ def test_the_time_for_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_interruption_names_the_call(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(KeyboardInterrupt, match=r"^run\(\) was interrupted while no rank was running$"):
-        with interruption_in_words("run()"):
+        with explain_interruption("run()"):
             raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt, match=r"^all ranks were stopped$"), interruption_in_words("run()"):
+    with pytest.raises(KeyboardInterrupt, match=r"^all ranks were stopped$"), explain_interruption("run()"):
         raise KeyboardInterrupt("all ranks were stopped")
 
 
@@ -57,7 +57,7 @@ def test_py4j_s_answer_to_an_interruption_is_one() -> None:
             raise Py4JError("Gateway must be connected to send cancel cmd.")  # noqa: B904  # as py4j does
 
     with pytest.raises(KeyboardInterrupt, match=r"^run\(\) was interrupted while it called Spark$"):
-        with interruption_in_words("run()"):
+        with explain_interruption("run()"):
             command()
 
 
@@ -66,7 +66,7 @@ def test_an_error_after_an_interruption_is_itself() -> None:
         try:
             raise KeyboardInterrupt
         except KeyboardInterrupt:
-            with interruption_in_words("run()"):
+            with explain_interruption("run()"):
                 raise ValueError("wrong")  # noqa: B904
 
 
@@ -78,7 +78,7 @@ def test_py4j_s_stacks_of_an_interruption_are_not_logged() -> None:
     root.addHandler(handler)
     filters = list(root.filters)
     try:
-        with interruption_in_words("run()"):
+        with explain_interruption("run()"):
             for error in (KeyboardInterrupt(), RuntimeError("reentrant call inside"), OSError("of another kind")):
                 try:
                     raise error
@@ -92,15 +92,15 @@ def test_py4j_s_stacks_of_an_interruption_are_not_logged() -> None:
 
 
 def test_the_session_and_the_number_of_ranks(spark: Any) -> None:
-    assert session_and_size(2, "a test") == (spark, 2)
-    assert session_and_size(lambda session: 1 if session is spark else 0, "a test") == (spark, 1)
+    assert find_session_and_size(2, "a test") == (spark, 2)
+    assert find_session_and_size(lambda session: 1 if session is spark else 0, "a test") == (spark, 1)
     with pytest.raises(NotEnoughSlotsError, match="num_proc"):
-        session_and_size(99, "a test")
+        find_session_and_size(99, "a test")
 
 
 def test_an_elastic_job_begins_with_the_slots_that_there_are(spark: Any) -> None:
-    assert session_for_elastic(9, 2, "a test") == (spark, 2)
-    assert session_for_elastic(None, None, "a test") == (spark, 2)
+    assert find_elastic_session(9, 2, "a test") == (spark, 2)
+    assert find_elastic_session(None, None, "a test") == (spark, 2)
     for least in (None, 3, 9):
         with pytest.raises(NotEnoughSlotsError):
-            session_for_elastic(9, least, "a test")
+            find_elastic_session(9, least, "a test")

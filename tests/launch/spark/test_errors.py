@@ -16,7 +16,7 @@ from spark_estimator.errors import (
     NotEnoughSlotsError,
     PythonEnvironmentError,
     ResultError,
-    without_links,
+    remove_links,
 )
 from spark_estimator.launch.spark import errors as spark_errors
 from tests.launch import clusters
@@ -68,7 +68,7 @@ JAVA = "org.apache.spark.SparkException: Job aborted due to stage failure: {}\n\
 def test_known_troubles_become_one_sentence(text: str, kind: type[Exception], says: str) -> None:
     error = spark_errors.explain(JAVA.format(text))
     assert type(error) is kind and says in str(error)
-    assert "\n" not in without_links(str(error))
+    assert "\n" not in remove_links(str(error))
     if kind is PythonEnvironmentError:
         assert f"PYSPARK_PYTHON={sys.executable}" in str(error)
 
@@ -79,10 +79,10 @@ def test_a_module_of_the_user_s_own_is_not_mistaken_for_ours() -> None:
 
 
 def test_what_is_not_known_is_shown_by_its_telling_line() -> None:
-    error = spark_errors.ended_by_spark(RuntimeError(JAVA.format("Task lost: FetchFailed")), "train()")
+    error = spark_errors.make_spark_error(RuntimeError(JAVA.format("Task lost: FetchFailed")), "train()")
     assert isinstance(error, JobFailedError)
     assert "FetchFailed" in str(error) and "\tat " not in str(error)
-    assert "RuntimeError" in str(spark_errors.ended_by_spark(RuntimeError(), "train()"))
+    assert "RuntimeError" in str(spark_errors.make_spark_error(RuntimeError(), "train()"))
 
 
 def another_python() -> str | None:

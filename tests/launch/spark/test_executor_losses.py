@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("torch")
 
-from spark_estimator.errors import without_links
+from spark_estimator.errors import remove_links
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.monitor import JobMonitor
 from spark_estimator.launch.spark import errors as spark_errors
-from spark_estimator.launch.spark.executor_losses import describe_loss, lost_executor
+from spark_estimator.launch.spark.executor_losses import describe_loss, find_lost_executor
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.observe import frames
 from tests.launch import clusters
@@ -48,8 +48,8 @@ EVICTED = (
 
 def test_a_lost_executor_is_told_by_its_partition_and_reason() -> None:
     text = JAVA.format(BARRIER.format("Command exited with code 137"))
-    assert lost_executor(text) == (1, "Command exited with code 137")
-    assert without_links(str(spark_errors.ended_by_spark(RuntimeError(text), "train()"))).startswith(
+    assert find_lost_executor(text) == (1, "Command exited with code 137")
+    assert remove_links(str(spark_errors.make_spark_error(RuntimeError(text), "train()"))).startswith(
         "a Spark executor that had ranks of train() was killed by signal 9 (SIGKILL; Command exited with code 137). "
     )
     often = (
@@ -57,11 +57,11 @@ def test_a_lost_executor_is_told_by_its_partition_and_reason() -> None:
         "executor 2): ExecutorLostFailure (executor 2 exited caused by one of the running tasks) Reason: worker lost\n"
         "Driver stacktrace:"
     )
-    assert lost_executor(JAVA.format(often)) == (1, "worker lost")
+    assert find_lost_executor(JAVA.format(often)) == (1, "worker lost")
     late = "Lost task 0.0 in stage 3.0: ExecutorLostFailure (executor 2 exited unrelated to the running tasks)"
-    assert lost_executor(JAVA.format(late)) == (None, "")
-    assert lost_executor(JAVA.format("out of luck")) is None
-    many_lines = lost_executor(JAVA.format(BARRIER.format(KUBERNETES.format("", "OOMKilled"))))
+    assert find_lost_executor(JAVA.format(late)) == (None, "")
+    assert find_lost_executor(JAVA.format("out of luck")) is None
+    many_lines = find_lost_executor(JAVA.format(BARRIER.format(KUBERNETES.format("", "OOMKilled"))))
     assert many_lines is not None and many_lines[1].endswith("OOMKilled")
 
 
@@ -145,13 +145,13 @@ def test_the_reason_replaces_the_report_that_has_none() -> None:
         ranks.take(partition, {"kind": frames.PLACED, "rank": rank, "host": "h", "pid": 7})
         event = ranks.take(partition, {"kind": frames.GONE})
         monitor.note(event.report)  # type: ignore[union-attr]
-    for report in ranks.lost_with_executor(JAVA.format(BARRIER.format(YARN))):
+    for report in ranks.report_executor_loss(JAVA.format(BARRIER.format(YARN))):
         monitor.note(report)
-    cause = failures.first_failure(monitor.reports)
+    cause = failures.find_first_failure(monitor.reports)
     assert cause is not None and (cause.rank, cause.kind) == (0, failures.LOST)
     assert cause.message.startswith("is out of contact: its Spark executor was killed by YARN for exceeding its ")
     assert {report.rank for report in monitor.reports} == {0, 2}
-    assert ranks.lost_with_executor("an error without an executor") == []
+    assert ranks.report_executor_loss("an error without an executor") == []
 
 
 @pytest.mark.slow

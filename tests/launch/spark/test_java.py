@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.errors import JavaNotFoundError, without_links
+from spark_estimator.errors import JavaNotFoundError, remove_links
 from spark_estimator.launch.spark import java
-from spark_estimator.launch.spark.java_environment import java_environment
+from spark_estimator.launch.spark.java_environment import choose_java_environment
 
 
 def fake_java(folder: Path, output: str, *, exit_code: int = 0, only_without_flags: bool = False) -> Path:
@@ -30,12 +30,12 @@ def without_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def spark_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "_spark_major", lambda: 4)
+    monkeypatch.setattr(java, "_read_spark_major", lambda: 4)
 
 
 @pytest.fixture
 def spark_3(spark_4: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "_spark_major", lambda: 3)
+    monkeypatch.setattr(java, "_read_spark_major", lambda: 3)
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_java_home_comes_first_and_is_left_alone(tmp_path: Path) -> None:
     home = fake_java(tmp_path / "jdk", 'openjdk version "21.0.1"')
     environ = {"JAVA_HOME": str(home), "PATH": str(fake_java(tmp_path / "other", 'openjdk version "17"') / "bin")}
     assert java.find_java(environ).version == "21.0.1"
-    assert java_environment(environ) == {}
+    assert choose_java_environment(environ) == {}
 
 
 def test_java_on_path_needs_no_help(tmp_path: Path) -> None:
     environ = {"PATH": str(fake_java(tmp_path / "jdk", 'openjdk version "17.0.2"') / "bin")}
     assert java.find_java(environ).source == "PATH"
-    assert java_environment(environ) == {}
+    assert choose_java_environment(environ) == {}
 
 
 @pytest.mark.parametrize("home", ["", "too-old", "nowhere"])
@@ -78,7 +78,7 @@ def test_a_useless_java_home_gives_way_to_path(tmp_path: Path, home: str) -> Non
     good = fake_java(tmp_path / "good", 'openjdk version "17.0.2"')
     environ = {"JAVA_HOME": home and str(tmp_path / home), "PATH": str(good / "bin")}
     # Spark takes JAVA_HOME before PATH, so a useless one has to be replaced; an empty one Spark passes over itself.
-    assert java_environment(environ) == ({"JAVA_HOME": str(good)} if home else {})
+    assert choose_java_environment(environ) == ({"JAVA_HOME": str(good)} if home else {})
 
 
 @pytest.mark.usefixtures("without_package")
@@ -86,8 +86,8 @@ def test_no_java_at_all_is_one_sentence_with_the_remedy(tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", 'openjdk version "11.0.22"')
     environ = {"JAVA_HOME": "/nowhere", "PATH": str(old / "bin")}
     with pytest.raises(JavaNotFoundError) as caught:
-        java_environment(environ)
-    text = without_links(str(caught.value))
+        choose_java_environment(environ)
+    text = remove_links(str(caught.value))
     assert "Spark needs Java 17 or later" in text
     assert "/nowhere/bin/java (JAVA_HOME) does not exist" in text
     assert f"{old}/bin/java (PATH) is Java 11.0.22, too old" in text

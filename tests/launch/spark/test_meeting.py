@@ -39,10 +39,10 @@ class Attempt:
 
     def meet(self) -> list[str]:
         """The hosts of all supervisors."""
-        address = self._meeting.address()
+        address = self._meeting.find_address()
         self._meeting.connect(self.stops.append)
         facts = TaskFacts(f"host {self._partition}", "id", address, 1, "", os.getpid())
-        return [task.host for task in self._meeting.everyone(facts)]
+        return [task.host for task in self._meeting.gather_facts(facts)]
 
 
 class Driver:
@@ -60,7 +60,7 @@ class Driver:
     def _receive(self, partition: int, frame: dict[str, Any]) -> None:
         if frame["kind"] == frames.FACTS:
             self.registration.add(partition, frame["facts"])
-        elif frame["kind"] == frames.GONE and not self.registration.gone(partition):
+        elif frame["kind"] == frames.GONE and not self.registration.remove(partition):
             self.losses.put(partition)
 
     def start(self, partition: int) -> tuple[Attempt, Future[list[str]]]:
@@ -148,7 +148,7 @@ def test_a_stop_reaches_those_that_wait(driver: Driver) -> None:
 def test_a_stop_before_there_is_a_worker_is_kept_for_it(driver: Driver) -> None:
     driver.server.stop("because of a test")
     attempt = Attempt(driver.job, 0)
-    attempt._meeting.address()
+    attempt._meeting.find_address()
     wait_for(lambda: attempt.relay.stopped)
     stopped = threading.Event()
     attempt._meeting.connect(lambda reason: stopped.set())

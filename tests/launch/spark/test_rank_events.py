@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.events import Begun, EventRelay, Failed, LauncherMessage, Lines, Message
-from spark_estimator.launch.job.failures import FailureReport, first_failure
+from spark_estimator.launch.job.failures import FailureReport, find_first_failure
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
 from spark_estimator.launch.spark.rank_events import RankEvents
@@ -30,7 +30,7 @@ PLACED = {"kind": frames.PLACED, "rank": 3, "host": "h\x1b", "pid": 7}
 def test_frames_become_events() -> None:
     ranks = RankEvents()
     assert ranks.take(0, PLACED) is None
-    assert ranks.host_of(3) == "h\\x1b" and ranks.host_of(4) == "unknown"
+    assert ranks.find_host(3) == "h\\x1b" and ranks.find_host(4) == "unknown"
     assert ranks.take(0, {**PLACED, "kind": frames.BEGUN}) == Begun(3, 7)
     line = {"kind": frames.LINE, "rank": 3, "stream": "stderr", "text": "a\x07"}
     assert ranks.take(0, line) == Lines(3, "stderr", ["a\\x07"])
@@ -49,7 +49,7 @@ def test_a_rank_that_vanishes_is_lost() -> None:
     assert (event.report.kind, event.report.rank, event.report.pid) == (failures.LOST, 3, 7)
     event = ranks.take(2, {"kind": frames.GONE})
     assert isinstance(event, Failed) and (event.report.rank, event.report.host) == (-1, "unknown")
-    assert ranks.lost_with_executor("an error without an executor") == []
+    assert ranks.report_executor_loss("an error without an executor") == []
 
 
 def test_a_frozen_supervisor_is_named() -> None:
@@ -80,7 +80,7 @@ def reported(rank: int, clocks: float) -> dict[str, Any]:
             patch.setattr(time, name, lambda clock=clock: clock() + clocks)
         output = WorkerOutput(nothing, nothing, identity, relay, {})
         report = WorkerReport(JobSpec("job", 3, "train()"), identity, state, output, relay, MemoryBaseline.take())
-        report.outcome(1, 0)
+        report.conclude(1, 0)
         failed = next(event for event in iter(events.get_nowait, None) if isinstance(event, Failed))
         return {"kind": frames.FAILURE, "report": json.loads(json.dumps(failed.report.to_dict()))}
 
@@ -93,7 +93,7 @@ def test_the_clocks_of_the_hosts_do_not_choose_the_cause(clocks: tuple[float, ..
         event = ranks.take(rank, reported(rank, difference))
         assert isinstance(event, Failed)
         reports.append(event.report)
-    cause = first_failure(reports[::-1])
+    cause = find_first_failure(reports[::-1])
     assert cause is not None and cause.rank == 0, "it failed first"
 
 

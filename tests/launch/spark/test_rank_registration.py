@@ -46,10 +46,10 @@ def test_all_supervisors_get_all_facts(gathered: Gathered) -> None:
         ends[partition].send(frames.FACTS, facts=f"of {partition}")
         gathered.tell()
     for end in ends:
-        assert end.answer() == {"kind": frames.EVERYONE, "facts": ["of 0", "of 1", "of 2"]}
+        assert end.wait_for_answer() == {"kind": frames.EVERYONE, "facts": ["of 0", "of 1", "of 2"]}
     ends[0].send(frames.FACTS, facts="again")
     gathered.tell()
-    answer = ends[0].answer()
+    answer = ends[0].wait_for_answer()
     assert answer is not None and answer["kind"] == frames.GATHER, "a task that Spark has started again"
     for end in ends:
         end.close()
@@ -71,7 +71,7 @@ def test_facts_that_cannot_be_brought_together_go_through_spark(
         ends[2].send(frames.GATHER)
         gathered.tell()
     for end in ends[:2]:
-        answer = end.answer()
+        answer = end.wait_for_answer()
         assert answer is not None and answer["kind"] == frames.GATHER
     for end in ends:
         end.close()
@@ -91,16 +91,16 @@ def test_facts_that_are_too_many_for_a_frame_come_in_several() -> None:
 def test_a_result_that_spark_has_lost_is_known_by_the_task_that_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     registration = DriverRegistration(2, lambda *_: None)
     registration.approve(1)
-    assert registration.gone(1), "no rank runs"
+    assert registration.remove(1), "no rank runs"
     for partition in (0, 1):
         registration.add(partition, "facts")
-    assert not registration.gone(1)
+    assert not registration.remove(1)
     with pytest.raises(AuthenticationError):
         registration.approve(1)
-    assert registration.repeated(1) == [], "a rank still runs"
-    assert registration.repeated(0) == [], "Spark may be about to end the copy"
+    assert registration.find_repeated(1) == [], "a rank still runs"
+    assert registration.find_repeated(0) == [], "Spark may be about to end the copy"
     monkeypatch.setattr(rank_registration, "RESULTS_ARE_THERE", timedelta(0))
-    assert registration.repeated(0) == [], "the last attempt came long ago"
+    assert registration.find_repeated(0) == [], "the last attempt came long ago"
     monkeypatch.setattr(rank_registration, "RESULTS_ARE_THERE", timedelta(seconds=1))
     registration._no_rank_since = time.monotonic() - 1
-    assert registration.repeated(0) == [1]
+    assert registration.find_repeated(0) == [1]

@@ -11,7 +11,7 @@ import pytest
 
 from spark_estimator.env import FEED_FD_VARIABLE
 from spark_estimator.errors import NotInitializedError
-from spark_estimator.launch.spark.row_writer import Feeding, worker_end
+from spark_estimator.launch.spark.row_writer import Feeding, open_worker_end
 
 
 class Sender:
@@ -35,12 +35,12 @@ def test_rows_reach_the_worker_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     (theirs,) = feeding.worker_ends
     monkeypatch.setenv(FEED_FD_VARIABLE, str(os.dup(int(feeding.variables[FEED_FD_VARIABLE]))))
     theirs.close()
-    with worker_end() as worker:
+    with open_worker_end() as worker:
         feeding.start({})
         assert [worker.recv(100) for _ in range(3)] == [b"one", b"two", b""]
     feeding.end()
     with pytest.raises(NotInitializedError):
-        worker_end()  # it can be taken once
+        open_worker_end()  # it can be taken once
 
 
 def test_a_feed_stops_at_the_next_batch_once_the_worker_has_ended() -> None:

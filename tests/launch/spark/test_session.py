@@ -41,10 +41,10 @@ def test_the_sessions_of_spark_connect_3_4_cannot_be_asked_for(monkeypatch: pyte
             raise NotImplementedError("getActiveSession() is not implemented.")
 
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    assert session._active(Kind) is None  # its module was imported, and a classic session is used
+    assert session._get_active(Kind) is None  # its module was imported, and a classic session is used
     monkeypatch.setenv("SPARK_REMOTE", "sc://host")
     with pytest.raises(PreflightError, match=r"before Spark 3\.5"):
-        session._active(Kind)
+        session._get_active(Kind)
 
 
 def test_a_connect_session_is_that_of_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,11 +61,11 @@ def test_a_connect_session_is_that_of_every_thread(monkeypatch: pytest.MonkeyPat
     module = types.ModuleType("pyspark.sql.connect.session")
     module.SparkSession = Kind  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(session, "_active", lambda kind: None)
+    monkeypatch.setattr(session, "_get_active", lambda kind: None)
     made = Kind._default_session = Kind()
-    assert session.existing_session() is made  # type: ignore[comparison-overlap]
+    assert session.find_existing_session() is made  # type: ignore[comparison-overlap]
     monkeypatch.setattr(made, "is_stopped", True)
-    assert session.existing_session() is not made  # type: ignore[comparison-overlap]
+    assert session.find_existing_session() is not made  # type: ignore[comparison-overlap]
 
 
 def test_properties_of_the_calling_thread_are_inherited(spark: Any) -> None:
@@ -73,7 +73,7 @@ def test_properties_of_the_calling_thread_are_inherited(spark: Any) -> None:
 
     def start() -> bool:
         spark.sparkContext.setJobGroup("mine", "a user's group")
-        thread = session.session_thread(
+        thread = session.make_session_thread(
             spark, lambda: groups.append(spark.sparkContext.getLocalProperty("spark.jobGroup.id"))
         )
         assert not thread.is_alive() and groups == []

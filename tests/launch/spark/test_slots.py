@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.errors import NotEnoughSlotsError, PreflightError, without_links
+from spark_estimator.errors import NotEnoughSlotsError, PreflightError, remove_links
 from spark_estimator.launch.spark import slots
 from spark_estimator.launch.spark.configuration import UNDEFINED, Configuration
 from spark_estimator.launch.spark.slots import (
-    all_slots,
     check_connect,
     check_session,
+    choose_default_size,
+    count_all_slots,
     count_slots,
-    default_size,
     require_slots,
 )
 
@@ -161,7 +161,7 @@ def test_executors_that_come_on_demand_are_counted_by_what_the_settings_allow() 
     require_slots(session("yarn", 14, **most), 7)  # they are there already
     with pytest.raises(NotEnoughSlotsError) as caught:
         require_slots(session("yarn", 2, **most), 7, size_word="np")
-    assert without_links(str(caught.value)) == (
+    assert remove_links(str(caught.value)) == (
         "7 ranks need 7 slots at the same time, but this session can have at most 6: 3 executors "
         "(spark.dynamicAllocation.maxExecutors) with 2 slots each. Start the session with "
         "spark.dynamicAllocation.maxExecutors=4 or more, or use np=6."
@@ -173,7 +173,7 @@ def test_executors_that_come_on_demand_are_counted_by_what_the_settings_allow() 
 
 def test_without_a_fixed_number_of_slots_there_is_no_default() -> None:
     for settings in ({"dynamicAllocation.enabled": "true"}, {"spark_estimator.barrier": "false"}):
-        for choose in (all_slots, default_size):
+        for choose in (count_all_slots, choose_default_size):
             with pytest.raises(NotEnoughSlotsError, match=r"this session has no fixed number.*Set the number of ranks"):
                 choose(session("yarn", 4, **settings))
 
@@ -195,9 +195,9 @@ def test_gpus_on_a_local_master_are_refused_because_spark_would_wait_for_ever() 
 def test_a_real_session_answers(spark: Any) -> None:
     assert count_slots(spark).count == 2
     check_session(spark)
-    assert slots._default_splits(spark, Configuration(spark)) == 2
-    assert slots._slots_by_scheduler(spark) == 2
-    assert Configuration(spark).known("spark.network.crypto.enabled") is None
+    assert slots._count_default_splits(spark, Configuration(spark)) == 2
+    assert slots._ask_scheduler(spark) == 2
+    assert Configuration(spark).get_or_raise("spark.network.crypto.enabled") is None
     assert spark.sql("SET spark.network.crypto.enabled").collect()[0][1] == UNDEFINED
 
 

@@ -17,7 +17,7 @@ from spark_estimator.errors import PicklingError, PreflightError, WorkerFailedEr
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.spark.rank_registration import DriverRegistration
-from spark_estimator.launch.spark.stage_job import run_on_spark, spark_environment
+from spark_estimator.launch.spark.stage_job import make_spark_environment, run_on_spark
 
 pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
 
@@ -27,7 +27,7 @@ def test_the_variables_of_workers(spark: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("MY_SETTING", "stays here")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    variables = spark_environment(spark, JobOptions(environment={"NCCL_DEBUG": "WARN"}))
+    variables = make_spark_environment(spark, JobOptions(environment={"NCCL_DEBUG": "WARN"}))
     assert (variables["HOROVOD_CYCLE_TIME"], variables["NCCL_DEBUG"]) == ("3", "WARN")
     assert variables["OMP_NUM_THREADS"] == "5", "Spark sets another value in the tasks of a local session"
     assert "MY_SETTING" not in variables
@@ -60,7 +60,7 @@ def test_a_result_that_spark_has_lost_ends_the_job(spark: Any, monkeypatch: pyte
     def repeated(registration: DriverRegistration, connected: int) -> list[int]:
         return [1] if connected == 2 and registration._complete else []
 
-    monkeypatch.setattr(DriverRegistration, "repeated", repeated)
+    monkeypatch.setattr(DriverRegistration, "find_repeated", repeated)
     spark.conf.set("spark.spark_estimator.barrier", "false")
     try:
         with pytest.raises(WorkerFailedError, match=r"^rank 1 \(host .*\) ended, but its result is lost") as caught:

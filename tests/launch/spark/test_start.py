@@ -44,10 +44,10 @@ def test_one_line_is_said_after_a_while(spark: Any, capsys: pytest.CaptureFixtur
 
 
 def test_who_has_slots_and_too_little_time_is_not_told_of_slots(spark: Any) -> None:
-    assert "It needs 3 free slots" in start(spark).hindrance()
+    assert "It needs 3 free slots" in start(spark).describe_hindrance()
     short = start(spark)
     short.size = 2
-    assert short.hindrance() == ""
+    assert short.describe_hindrance() == ""
 
 
 def test_ranks_that_are_late_are_named(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,9 +68,9 @@ def test_ranks_that_start_one_by_one_are_counted(spark: Any, capsys: pytest.Capt
     assert "Spark has started train() on 1 of 3 ranks for 20 seconds. It needs 3 free slots" in capsys.readouterr().err
     with pytest.raises(StartTimeoutError, match=r"^Spark has started train\(\) on 1 of 3 ranks within 30 seconds"):
         job.report_delay(30)
-    assert "It needs 3 free slots" in job.hindrance()
+    assert "It needs 3 free slots" in job.describe_hindrance()
     connected = 3
-    assert job.hindrance() == ""
+    assert job.describe_hindrance() == ""
     with pytest.raises(StartTimeoutError, match=r"^rank 0, rank 1, rank 2 of 3 ranks had not started"):
         job.report_delay(30)
 
@@ -81,7 +81,7 @@ def test_without_a_limit_nobody_is_late(spark: Any) -> None:
 
 def test_ranks_that_cannot_tell_that_they_run_are_left_alone(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     class Silent(TaskReports):
-        def started(self) -> int | None:
+        def count_started(self) -> int | None:
             return None  # as Spark Connect 3.5
 
     job = start(spark)

@@ -26,20 +26,20 @@ def waiting(turn: StartTurn) -> threading.Thread:
 
 def test_one_starts_after_the_other_in_their_order() -> None:
     first, second, third = (StartTurn(session("a"), name) for name in ("first()", "second()", "third()"))
-    assert first.wait(lambda: True) and first.earlier() == ""
+    assert first.wait(lambda: True) and first.find_earlier() == ""
     threads = []
     for turn in (second, third):
         threads.append(waiting(turn))
-        while not turn.earlier():
+        while not turn.find_earlier():
             assert threads[-1].is_alive()
-    assert second.earlier() == third.earlier() == "first()"
+    assert second.find_earlier() == third.find_earlier() == "first()"
     first.end()
     threads[0].join(10)
-    assert not threads[0].is_alive() and third.earlier() == "second()"
+    assert not threads[0].is_alive() and third.find_earlier() == "second()"
     second.end()
     second.end()
     threads[1].join(10)
-    assert not threads[1].is_alive() and third.earlier() == ""
+    assert not threads[1].is_alive() and third.find_earlier() == ""
     third.end()
 
 
@@ -62,4 +62,6 @@ def test_jobs_of_other_applications_do_not_wait() -> None:
 
 def test_the_message_of_a_job_that_waits_names_the_other(spark: Any) -> None:
     reports = TaskReports(spark, "no job's", connected=lambda: 0, earlier=lambda: "train()")
-    assert reports.holders().startswith("it waits for another job of this program, train(), which has not started all")
+    assert reports.describe_holders().startswith(
+        "it waits for another job of this program, train(), which has not started all"
+    )

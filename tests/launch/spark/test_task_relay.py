@@ -53,15 +53,15 @@ def driver() -> Iterator[Driver]:
 def test_events_reach_the_driver(driver: Driver) -> None:
     relay = driver.relay
     assert relay.connected
-    relay.placed(0, 10)
-    relay.begun(0, 10)
-    relay.lines(0, "stdout", ["a", "b"])
+    relay.report_placement(0, 10)
+    relay.note_begin(0, 10)
+    relay.pass_lines(0, "stdout", ["a", "b"])
     relay.log(0, "a message")
-    relay.failed(FailureReport(0, "host", 10, failures.RAISED, "raised"))
+    relay.note_failure(FailureReport(0, "host", 10, failures.RAISED, "raised"))
     relay.close()
     kinds = [frames.PLACED, frames.BEGUN, frames.LINE, frames.LINE, frames.LOG, frames.FAILURE]
     assert [driver.next()["kind"] for _ in kinds] == kinds
-    assert relay.kept() == {"lines": [], "left_out": 0, "logged": 0, "log_problem": ""}
+    assert relay.to_manifest() == {"lines": [], "left_out": 0, "logged": 0, "log_problem": ""}
 
 
 def test_facts_of_all_supervisors_come_from_the_driver(driver: Driver) -> None:
@@ -70,23 +70,23 @@ def test_facts_of_all_supervisors_come_from_the_driver(driver: Driver) -> None:
         (frames.GATHER, {}, None),
     ):
         driver.server.send(0, kind, fields)
-        assert driver.relay.everyones_facts(FACTS) == answer
+        assert driver.relay.gather_facts(FACTS) == answer
         assert TaskFacts.from_json(driver.next()["facts"]) == FACTS
     driver.server.stop("because of a test")
     with pytest.raises(ConnectionError, match="the driver ended the job while addresses were exchanged"):
-        driver.relay.everyones_facts(FACTS)
+        driver.relay.gather_facts(FACTS)
 
 
 def test_without_a_channel_lines_are_logged_and_the_last_are_kept(capfd: pytest.CaptureFixture[str]) -> None:
     relay = TaskRelay(JobSpec(JOB_ID, 1, "f()", forward_lines=True))
     relay.connect(0, lambda reason: None)
-    assert not relay.connected and relay.everyones_facts(FACTS) is None
-    relay.placed(3, 10)
-    relay.lines(3, "stderr", ["a"])
+    assert not relay.connected and relay.gather_facts(FACTS) is None
+    relay.report_placement(3, 10)
+    relay.pass_lines(3, "stderr", ["a"])
     relay.log(3, "a message")
-    relay.failed(FailureReport(3, "host", 10, failures.RAISED, "raised KeyError", "Traceback ..."))
+    relay.note_failure(FailureReport(3, "host", 10, failures.RAISED, "raised KeyError", "Traceback ..."))
     relay.close()
-    assert relay.kept()["lines"] == [["stderr", "a"], ["", "a message"]]
+    assert relay.to_manifest()["lines"] == [["stderr", "a"], ["", "a message"]]
     text = "[3]<stderr>:a\n[3] a message\nrank 3 (host host, pid 10) raised KeyError\nTraceback ...\n"
     assert capfd.readouterr().err == text
 
@@ -96,5 +96,5 @@ def test_a_driver_that_cannot_be_reached_is_logged(capfd: pytest.CaptureFixture[
     relay.connect(0, lambda reason: None)
     assert not relay.connected
     assert "spark_estimator: no connection to the driver at 127.0.0.1:1:" in capfd.readouterr().err
-    relay.lines(0, "stdout", ["not for the driver"])
-    assert relay.kept()["lines"] == [], "the job does not forward lines"
+    relay.pass_lines(0, "stdout", ["not for the driver"])
+    assert relay.to_manifest()["lines"] == [], "the job does not forward lines"

@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 
 from spark_estimator.errors import PicklingError, PreflightError
 from spark_estimator.launch.job.spec import JobSpec
-from spark_estimator.launch.spark.task_secrecy import packed, unlogged
+from spark_estimator.launch.spark.task_secrecy import pack_parcels, suppress_logs
 
 
 def test_within_the_block_this_thread_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -25,7 +25,7 @@ def test_within_the_block_this_thread_is_not_logged(caplog: pytest.LogCaptureFix
         thread.join()
 
     with caplog.at_level(logging.DEBUG, log.name):
-        with pytest.raises(ZeroDivisionError), unlogged():
+        with pytest.raises(ZeroDivisionError), suppress_logs():
             log.debug("the token")
             logging.getLogger("pyspark.sql.connect.logging").debug("the token")
             from_another_thread()
@@ -53,30 +53,30 @@ def job(size: int, **variables: str) -> JobSpec:
 
 
 def test_a_small_job_travels_in_its_task(spark: Any) -> None:
-    with packed(spark, job(200 << 10), Ballast(200 << 10)) as (rest, parcels):
+    with pack_parcels(spark, job(200 << 10), Ballast(200 << 10)) as (rest, parcels):
         assert rest == job(0)
         assert parcels.payload.content == job(200 << 10).payload
-        feed = parcels.opened_feed()
+        feed = parcels.load_feed()
         assert isinstance(feed, Ballast) and feed.content == bytes(200 << 10)
-    with packed(spark, job(1)) as (_, parcels):
-        assert parcels.opened_feed() is None
+    with pack_parcels(spark, job(1)) as (_, parcels):
+        assert parcels.load_feed() is None
 
 
 @pytest.mark.parametrize(("payload", "feed"), [((512 << 10) + 1, 0), (0, 512 << 10), (300 << 10, 300 << 10)])
 def test_what_is_large_travels_apart_and_is_destroyed(spark: Any, payload: int, feed: int) -> None:
     """Spark measures the task as a whole, and writes one of more than a mebibyte into a file."""
-    with packed(spark, job(payload), Ballast(feed)) as (rest, parcels):
-        assert len(cloudpickle.dumps((rest, parcels.payload.opened, parcels.feed))) < 16 << 10
-        assert parcels.payload.opened() == job(payload).payload
-        taken = parcels.opened_feed()
+    with pack_parcels(spark, job(payload), Ballast(feed)) as (rest, parcels):
+        assert len(cloudpickle.dumps((rest, parcels.payload.read, parcels.feed))) < 16 << 10
+        assert parcels.payload.read() == job(payload).payload
+        taken = parcels.load_feed()
         assert isinstance(taken, Ballast) and len(taken.content) == feed
     with pytest.raises(Exception, match="destroyed"):
-        spark.sparkContext.parallelize([1], 1).map(lambda _: len(parcels.feed.opened())).collect()
+        spark.sparkContext.parallelize([1], 1).map(lambda _: len(parcels.feed.read())).collect()
 
 
 def test_a_task_that_is_large_without_them_is_refused(spark: Any) -> None:
     with pytest.raises(PreflightError, match=r"f\(\) can't be sent .*\.UDFCompressionThreshold"):
-        with packed(spark, job(1, VARIABLE="x" * (600 << 10))):
+        with pack_parcels(spark, job(1, VARIABLE="x" * (600 << 10))):
             pass
 
 
@@ -84,5 +84,5 @@ def test_a_feed_that_cannot_be_pickled_is_named(spark: Any) -> None:
     feed = Ballast(1)
     feed.content = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(PicklingError, match=r"the rows, whose \.content \(type _thread.lock\) cannot be pickled"):
-        with packed(spark, job(1), feed):
+        with pack_parcels(spark, job(1), feed):
             pass

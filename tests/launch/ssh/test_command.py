@@ -10,7 +10,7 @@ import pytest
 
 from spark_estimator import __version__
 from spark_estimator.env import Settings
-from spark_estimator.launch.ssh.command import SshOptions, agent_command, joined_interfaces, remedy
+from spark_estimator.launch.ssh.command import SshOptions, find_remedy, join_interfaces, make_agent_command
 
 SETTINGS = Settings.read({"SPARK_ESTIMATOR_SSH_COMMAND": "true -F config"})
 
@@ -28,12 +28,12 @@ def test_options_of_the_user_and_the_environment(tmp_path: Path) -> None:
 
 def test_names_of_interfaces_come_in_any_form() -> None:
     for names in ("ib0,eth0", ["ib0", "eth0"], ("ib0", "eth0")):
-        assert joined_interfaces(names) == "ib0,eth0"
-    assert joined_interfaces({"ib0", "eth0"}) == joined_interfaces(frozenset(["ib0", "eth0"])) == "eth0,ib0"
-    assert joined_interfaces(None) is joined_interfaces([]) is joined_interfaces(set()) is None
+        assert join_interfaces(names) == "ib0,eth0"
+    assert join_interfaces({"ib0", "eth0"}) == join_interfaces(frozenset(["ib0", "eth0"])) == "eth0,ib0"
+    assert join_interfaces(None) is join_interfaces([]) is join_interfaces(set()) is None
     for wrong in (3, ["eth0", None], {"eth0": 1}, b"eth0"):
         with pytest.raises(TypeError, match="network_interfaces must be a string, or a list or set of strings; got"):
-            joined_interfaces(wrong)  # type: ignore[arg-type]
+            join_interfaces(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_missing_ssh_matters_only_where_it_is_needed() -> None:
 def test_the_remote_command_survives_one_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/with space::/plain")
     options = SshOptions(port=22, identity_file="key", python="/opt/my python", settings=SETTINGS)
-    command = agent_command("me@alpha", options)
+    command = make_agent_command("me@alpha", options)
     assert command[:3] == ["ssh", "-T", "-x"] and command[-3:-1] == ["--", "me@alpha"]
     assert command[command.index("-p") + 1] == "22" and command[command.index("-i") + 1] == "key"
     assert "BatchMode=yes" in command, "no question may be asked"
@@ -83,5 +83,5 @@ def test_the_remote_command_survives_one_shell(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_remedies(message: str, advice: str) -> None:
-    text = remedy("alpha", message, SshOptions(python="/opt/python", settings=SETTINGS))
+    text = find_remedy("alpha", message, SshOptions(python="/opt/python", settings=SETTINGS))
     assert advice in text and bool(text) == bool(advice)

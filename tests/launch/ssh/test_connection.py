@@ -63,9 +63,9 @@ def test_an_agent_whose_frame_is_nested_without_end_is_lost(connect: Connect, op
     size = "".join(f"\\{byte:03o}" for byte in len(content).to_bytes(4, "big"))
     repeated = f"yes '{opening}' | head -n 50000 | tr -d '\\n'"
     connection = connect(f"printf '\\000spark_estimator agent\\nh{size}'; {repeated}; cat > /dev/null")
-    worker = connection.worker_handle(0, 0, EventRelay(queue.Queue()))
+    worker = connection.make_worker_handle(0, 0, EventRelay(queue.Queue()))
     with pytest.raises(PreflightError, match=r"its supervisor sent invalid data: .*nested too deeply"):
-        connection.greeting(soon())
+        connection.wait_for_greeting(soon())
     assert "nested too deeply" in connection.lost and worker.over
 
 
@@ -88,7 +88,7 @@ def greeting(**changes: str) -> str:
 
 def test_an_agent_greets_prepares_and_ends_with_the_connection(connect: Connect) -> None:
     connection = connect(LOCAL, ("lo",))
-    assert connection.greeting(soon())["package"] == __version__
+    assert connection.wait_for_greeting(soon())["package"] == __version__
     connection.prepare(JobSpec("job", 1, "work()"), 1, timedelta(0), soon())
     assert (connection.address, connection.lost) == ("127.0.0.1", "")
     connection.close()
@@ -99,16 +99,16 @@ def test_an_agent_greets_prepares_and_ends_with_the_connection(connect: Connect)
 
 def test_a_problem_of_the_host_is_an_error(connect: Connect) -> None:
     connection = connect(LOCAL, ("ib7",))
-    connection.greeting(soon())
+    connection.wait_for_greeting(soon())
     with pytest.raises(PreflightError, match="it has no address on any of the network interfaces ib7"):
         connection.prepare(JobSpec("job", 1, "work()"), 1, timedelta(0), soon())
 
 
 def test_other_versions_are_refused(connect: Connect) -> None:
     with pytest.raises(PythonEnvironmentError, match=r"/remote/python has spark_estimator 0\.0\.7, but this host has"):
-        connect(greeting(package="0.0.7")).greeting(soon())
+        connect(greeting(package="0.0.7")).wait_for_greeting(soon())
     with pytest.raises(PythonEnvironmentError, match=r"/remote/python is Python 3\.2\.1, but this host has"):
-        connect(greeting(python="3.2.1")).greeting(soon())
+        connect(greeting(python="3.2.1")).wait_for_greeting(soon())
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_other_versions_are_refused(connect: Connect) -> None:
 def test_a_host_that_cannot_be_reached_is_explained(connect: Connect, program: str, text: str) -> None:
     connection = connect(program)
     with pytest.raises(PreflightError, match=text):
-        connection.greeting(soon())
+        connection.wait_for_greeting(soon())
     assert connection.lost
 
 
@@ -137,14 +137,14 @@ def test_a_host_that_does_not_answer_is_an_error_with_its_last_output(connect: C
     with pytest.raises(
         PreflightError, match=r"did not answer within \d+ seconds; its last output: is it me\?\. Is the"
     ):
-        connection.greeting(soon(0.3))
+        connection.wait_for_greeting(soon(0.3))
     connection.cut()
 
 
 def test_a_worker_of_a_lost_host_is_lost(connect: Connect) -> None:
     events: queue.Queue[Any] = queue.Queue()
     connection = connect(greeting().replace("cat > /dev/null", "exit 3"))
-    handle = connection.worker_handle(0, 2, EventRelay(events))
+    handle = connection.make_worker_handle(0, 2, EventRelay(events))
     outcome = handle.start()
     assert isinstance(outcome, Outcome) and outcome.failure is not None and outcome.failure.rank == 2
     event = events.get(timeout=10)

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from spark_estimator.env import Settings
-from spark_estimator.errors import PreflightError, without_links
+from spark_estimator.errors import PreflightError, remove_links
 from spark_estimator.launch.job.events import EventRelay
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.ssh.command import SshOptions
-from spark_estimator.launch.ssh.hosts import Hosts, PendingWorkerHandle, side_by_side
+from spark_estimator.launch.ssh.hosts import Hosts, PendingWorkerHandle, map_in_threads
 from spark_estimator.launch.worker.worker_host import LocalWorkerHandle
 
 JOB = JobSpec("job", 1, "work()")
@@ -51,17 +51,17 @@ def test_items_are_treated_side_by_side_and_keep_their_order() -> None:
         together.wait()
         return int(item)
 
-    assert side_by_side(number_of, ["2", "0", "1"]) == [2, 0, 1]
-    assert side_by_side(number_of, []) == []
+    assert map_in_threads(number_of, ["2", "0", "1"]) == [2, 0, 1]
+    assert map_in_threads(number_of, []) == []
     with pytest.raises(ValueError):
-        side_by_side(int, ["1", "x"])
+        map_in_threads(int, ["1", "x"])
 
 
 def test_every_host_that_is_down_is_named(ssh: SshOptions) -> None:
     ranks = {"192.0.2.1": 1, "down-1.invalid": 1, "down-2.invalid": 1, "localhost": 1}
     with pytest.raises(PreflightError) as caught:
         Hosts(JOB, ranks, ssh, timedelta(0))
-    first, *lines = without_links(str(caught.value)).splitlines()
+    first, *lines = remove_links(str(caught.value)).splitlines()
     assert first == "2 of 3 other hosts can't be used; no rank was started."
     assert [line.partition(":")[0] for line in lines] == ["  down-1.invalid", "  down-2.invalid"]
     assert all("Connection refused. To fix it: is the host up" in line for line in lines)
@@ -70,11 +70,11 @@ def test_every_host_that_is_down_is_named(ssh: SshOptions) -> None:
 def test_a_host_is_connected_when_its_first_worker_starts(ssh: SshOptions) -> None:
     relay = EventRelay(queue.Queue())
     with Hosts(JOB, {"localhost": 1}, ssh, timedelta(0), others_may_come=True) as hosts:
-        assert isinstance(hosts.worker_handle("localhost", 0, 0, relay), LocalWorkerHandle)
-        later = hosts.pending_worker_handle("192.0.2.1", 1, 1, 1, relay)
+        assert isinstance(hosts.make_worker_handle("localhost", 0, 0, relay), LocalWorkerHandle)
+        later = hosts.make_pending_worker_handle("192.0.2.1", 1, 1, 1, relay)
         facts = later.start()
         assert facts.host == "192.0.2.1" and later.pid == getattr(facts, "pid", None) != 0
-        down = hosts.pending_worker_handle("down.invalid", 1, 2, 2, relay)
+        down = hosts.make_pending_worker_handle("down.invalid", 1, 2, 2, relay)
         with pytest.raises(PreflightError, match=r"^down.invalid: ssh to it failed: Connection refused"):
             down.start()
         down.discard()

@@ -73,7 +73,7 @@ def test_a_function_s_values_come_back_from_all_hosts_and_secrets_show_nowhere(
 
         from spark_estimator.collectives import arrays, context, rendezvous
 
-        membership = rendezvous.current()
+        membership = rendezvous.find_current()
         assert membership is not None
         context.init()
         arrays.allreduce(numpy.ones(3), arrays.ReduceOp.SUM, "all are there")

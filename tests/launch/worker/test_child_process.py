@@ -24,7 +24,7 @@ from spark_estimator.launch.worker.child_process import (
 
 def test_an_end_is_seen_before_the_child_is_reaped() -> None:
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    descriptor = child_process.exit_descriptor(child.pid)
+    descriptor = child_process.open_exit_descriptor(child.pid)
     assert not child_process.has_ended(child.pid)
     child_process.signal_group(child, signal.SIGKILL)
     if descriptor >= 0:
@@ -53,7 +53,7 @@ def test_a_child_that_was_reaped_elsewhere_has_an_unknown_status() -> None:
 
 
 def test_a_process_that_does_not_exist_has_no_exit_descriptor() -> None:
-    assert child_process.exit_descriptor((1 << 22) + 1) == -1, "more than the largest number of a process"
+    assert child_process.open_exit_descriptor((1 << 22) + 1) == -1, "more than the largest number of a process"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_an_exit_status_in_words(status: int, text: str) -> None:
 
 
 def test_only_a_kill_is_explained_by_memory() -> None:
-    before = MemoryBaseline(100 << 20, child_process.oom_kills())
+    before = MemoryBaseline(100 << 20, child_process.count_oom_kills())
     assert describe_kill(-11, 500 << 20, before) == "was killed by signal 11 (SIGSEGV)"
     text = describe_kill(-9, 500 << 20, before)
     assert "after its memory peaked at 500 MiB" in text and "its host was out of memory" in text

@@ -30,8 +30,8 @@ def fail(error: BaseException, cause: BaseException | None = None) -> BaseExcept
 
 
 def test_an_error_with_a_message_is_one_line() -> None:
-    assert error_text.described(fail(KeyError("x"))) == "KeyError: 'x'"
-    assert error_text.described(fail(DataError("column 'x' is empty"))) == (
+    assert error_text.describe_error(fail(KeyError("x"))) == "KeyError: 'x'"
+    assert error_text.describe_error(fail(DataError("column 'x' is empty"))) == (
         "spark_estimator.errors.DataError: column 'x' is empty"
     )
 
@@ -42,14 +42,14 @@ def test_the_line_of_an_error_without_a_message() -> None:
 
     error = raised(work)
     error.args = ()  # pytest writes a message for its own files
-    kind, place, source = error_text.described(error).split("\n")
+    kind, place, source = error_text.describe_error(error).split("\n")
     assert kind == "AssertionError" and re.fullmatch(rf'  File "{re.escape(__file__)}", line \d+, in work', place)
     assert source == "    assert 1 > 2"
 
 
 def test_what_an_error_was_raised_from() -> None:
     inner = fail(OSError("the store is closed"), fail(TimeoutError("30 s")))
-    assert error_text.described(fail(RuntimeError("no batch"), inner)) == (
+    assert error_text.describe_error(fail(RuntimeError("no batch"), inner)) == (
         "RuntimeError: no batch\n  from OSError: the store is closed\n  from TimeoutError: 30 s"
     )
 
@@ -58,12 +58,12 @@ def test_what_an_error_was_raised_from() -> None:
 def test_the_members_of_a_group() -> None:
     nested = GROUP("inner", [KeyError("x")])
     error = fail(GROUP("loading", [ValueError("a\nb"), nested]))
-    assert error_text.described(error) == (
+    assert error_text.describe_error(error) == (
         "ExceptionGroup: loading (2 sub-exceptions): ValueError: a; "
         "ExceptionGroup: inner (1 sub-exception): KeyError: 'x'"
     )
     many = fail(GROUP("loading", [ValueError(str(number)) for number in range(20)]))
-    assert error_text.described(many).endswith("; ValueError: 7; 12 more")
+    assert error_text.describe_error(many).endswith("; ValueError: 7; 12 more")
 
 
 @needs_groups
@@ -83,5 +83,5 @@ def test_an_error_whose_text_fails() -> None:
         def exceptions(self) -> Any:
             raise RuntimeError("no members")
 
-    assert "Odd" in error_text.described(fail(Odd()))
+    assert "Odd" in error_text.describe_error(fail(Odd()))
     assert not error_text.is_secondary(fail(Odd()))

@@ -22,20 +22,20 @@ def test_a_process_that_has_just_become_another_program_is_not_overlooked() -> N
     unknown = 0
     for _ in range(300):
         with subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True) as process:
-            marks = orphans._marks(process.pid)
+            marks = orphans._read_marks(process.pid)
             process.kill()
         assert marks is None or mark in marks
         unknown += marks is None
-        assert orphans._marks(process.pid) == b"", "it has ended"
+        assert orphans._read_marks(process.pid) == b"", "it has ended"
     print(f"{unknown} of 300 were looked at in the midst")
-    orphans.end(mark.decode())
+    orphans.end_marked(mark.decode())
 
 
 def test_an_empty_environment_is_known_as_such() -> None:
     with subprocess.Popen(["sleep", "1000"], env={}) as process:
-        while orphans._marks(process.pid) is None:
+        while orphans._read_marks(process.pid) is None:
             pass
-        orphans.end("no such mark")
+        orphans.end_marked("no such mark")
         assert process.poll() is None
         process.kill()
 
@@ -46,7 +46,7 @@ def test_only_the_process_that_has_the_mark_is_killed(pidfd: bool, monkeypatch: 
     environment = dict(os.environ)
     mark = orphans.mark(environment)
     looks: collections.Counter[int] = collections.Counter()
-    look = orphans._marks
+    look = orphans._read_marks
 
     def looked_at_before_it_ended(pid: int) -> bytes | None:
         looks[pid] += 1
@@ -54,12 +54,12 @@ def test_only_the_process_that_has_the_mark_is_killed(pidfd: bool, monkeypatch: 
 
     if not pidfd:
         monkeypatch.delattr(os, "pidfd_open")
-    monkeypatch.setattr(orphans, "_marks", looked_at_before_it_ended)
+    monkeypatch.setattr(orphans, "_read_marks", looked_at_before_it_ended)
     with (
         subprocess.Popen(["sleep", "1000"]) as other,
         subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True) as marked,
     ):
-        orphans.end(mark)
+        orphans.end_marked(mark)
         assert marked.wait(20) == -signal.SIGKILL
         assert looks[other.pid] > 0 and other.poll() is None
         other.kill()
@@ -70,7 +70,7 @@ def test_the_signal_goes_to_the_process_that_was_looked_at(monkeypatch: pytest.M
     """One that ends after the look, and whose number another gets at once, is not mistaken for that other."""
     environment = dict(os.environ)
     mark = orphans.mark(environment)
-    look = orphans._marks
+    look = orphans._read_marks
     ended: list[int] = []
 
     def ended_after_the_look(pid: int) -> bytes | None:
@@ -85,11 +85,11 @@ def test_the_signal_goes_to_the_process_that_was_looked_at(monkeypatch: pytest.M
     pidfd_open = os.pidfd_open
     monkeypatch.setattr(os, "pidfd_open", lambda pid: opened.append(pid) or pidfd_open(pid))
     monkeypatch.setattr(os, "kill", lambda pid, number: pytest.fail(f"signal {number} by number {pid}"))
-    monkeypatch.setattr(orphans, "_marks", ended_after_the_look)
+    monkeypatch.setattr(orphans, "_read_marks", ended_after_the_look)
     with subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True) as marked:
         monkeypatch.setattr(marked, "send_signal", lambda number: signal.pidfd_send_signal(number_of, number))
         number_of = pidfd_open(marked.pid)
-        orphans.end(mark)
+        orphans.end_marked(mark)
         os.close(number_of)
     assert ended == [marked.pid] == opened
 
@@ -102,8 +102,8 @@ def test_a_mark_whose_processes_are_not_all_ended_yet_stays_known(monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(orphans, "_processes", interrupted)
-        orphans.end(mark)
+        patch.setattr(orphans, "_list_processes", interrupted)
+        orphans.end_marked(mark)
     assert mark in orphans._live_marks
-    orphans.end(mark)
+    orphans.end_marked(mark)
     assert mark not in orphans._live_marks

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, new_job_id, new_key
+from spark_estimator.collectives.rendezvous import Endpoint, Rendezvous, make_job_id, make_key
 from spark_estimator.launch.job import failures
-from spark_estimator.launch.job.environment import host_share, worker_environment
+from spark_estimator.launch.job.environment import decide_host_threads, make_worker_environment
 from spark_estimator.launch.job.events import Begun, EventRelay, Lines
 from spark_estimator.launch.job.outcome import Outcome
-from spark_estimator.launch.job.spec import JobSpec, worker_spec
+from spark_estimator.launch.job.spec import JobSpec, make_worker_spec
 from spark_estimator.launch.worker.supervisor import Supervisor
 
 PATIENT = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('asked to end')); "
@@ -28,11 +28,11 @@ class Case:
     def __init__(self, code: str, gentle: timedelta = timedelta(0)) -> None:
         self.events: queue.Queue[Any] = queue.Queue()
         self.job = JobSpec(
-            new_job_id(),
+            make_job_id(),
             1,
             "python",
             command=(sys.executable, "-S", "-c", code),
-            environment=worker_environment(os.environ, {}, host_share(1)),
+            environment=make_worker_environment(os.environ, {}, decide_host_threads(1)),
         )
         self.endpoint = Endpoint.open("127.0.0.1")
         self.facts = self.endpoint.facts(0)
@@ -42,8 +42,8 @@ class Case:
     def run(self) -> Outcome:
         self.supervisor.start()
         tcp, local = self.descriptors
-        rendezvous = Rendezvous(new_job_id(), new_key(), 0, (self.facts,), tcp, -1 if local is None else local)
-        return self.supervisor.run(worker_spec(self.job, rendezvous), b"")
+        rendezvous = Rendezvous(make_job_id(), make_key(), 0, (self.facts,), tcp, -1 if local is None else local)
+        return self.supervisor.run(make_worker_spec(self.job, rendezvous), b"")
 
     def shown(self) -> list[Any]:
         return [self.events.get_nowait() for _ in range(self.events.qsize())]

@@ -13,15 +13,15 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, make_job_id, make_key
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.spec import WorkerSpec
 from spark_estimator.launch.worker.result_pipe import BEGUN, CHUNK, ENDED, FAILURE, RESULT, FrameReader, ResultWriter
-from spark_estimator.launch.worker.worker import input_of, read_spec, run_command
+from spark_estimator.launch.worker.worker import make_input, read_spec, run_command
 
 
 def spec(**changes: Any) -> WorkerSpec:
-    rendezvous = Rendezvous(new_job_id(), new_key(), 0, (PeerFacts(0, "host", "id", "127.0.0.1", 1),), -1)
+    rendezvous = Rendezvous(make_job_id(), make_key(), 0, (PeerFacts(0, "host", "id", "127.0.0.1", 1),), -1)
     fields: dict[str, Any] = {
         "function": "work()",
         "command": (),
@@ -37,14 +37,14 @@ def spec(**changes: Any) -> WorkerSpec:
 
 def test_the_payload_follows_the_spec() -> None:
     sent = spec(environment={"A": "é"})
-    stream = io.BytesIO(b"".join(input_of(sent, b"payload")))
+    stream = io.BytesIO(b"".join(make_input(sent, b"payload")))
     assert read_spec(stream) == sent and stream.read() == b"payload"
 
 
 @pytest.mark.parametrize("length", [0, 5, 8, 20])
 def test_a_supervisor_that_is_gone_is_an_error(length: int) -> None:
     with pytest.raises(EOFError, match="the supervisor ended before it sent the job"):
-        read_spec(io.BytesIO(b"".join(input_of(spec(), b""))[:length]))
+        read_spec(io.BytesIO(b"".join(make_input(spec(), b""))[:length]))
 
 
 def frames_of(sent: WorkerSpec, payload: bytes) -> tuple[int, list[tuple[bytes, Any]]]:
@@ -54,7 +54,7 @@ def frames_of(sent: WorkerSpec, payload: bytes) -> tuple[int, list[tuple[bytes, 
     code = "from spark_estimator.launch.worker.worker import main; main()"
     worker = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        input=b"".join(input_of(sent, payload)),
+        input=b"".join(make_input(sent, payload)),
         pass_fds=[write],
         timeout=100,
         capture_output=True,

@@ -11,7 +11,7 @@ import pytest
 
 from spark_estimator.env import JOB_VARIABLE, RENDEZVOUS_FD_VARIABLE
 from spark_estimator.launch.job.spec import JobSpec
-from spark_estimator.launch.worker.worker_process import WorkerProcess, _environment
+from spark_estimator.launch.worker.worker_process import WorkerProcess, _make_environment
 from tests.launch import clusters
 
 
@@ -60,7 +60,7 @@ def test_the_environment_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     job = JobSpec(
         "the id", 1, "work()", environment={"A": "job"}, environment_if_unset={"OF_THE_HOST": "job", "UNSET": "job"}
     )
-    environment = _environment(job)
+    environment = _make_environment(job)
     assert RENDEZVOUS_FD_VARIABLE not in environment, "this process may be a rank of another job"
     assert (environment["A"], environment["OF_THE_HOST"], environment["UNSET"]) == ("job", "host", "job")
     assert environment[JOB_VARIABLE] == "the id"

@@ -17,7 +17,7 @@ from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.worker_output import WorkerIdentity, WorkerOutput
 from spark_estimator.launch.worker.child_process import MemoryBaseline
-from spark_estimator.launch.worker.result_pipe import BEGUN, CHUNK, ENDED, FAILURE, LOG, RESULT, frame
+from spark_estimator.launch.worker.result_pipe import BEGUN, CHUNK, ENDED, FAILURE, LOG, RESULT, pack_frame
 from spark_estimator.launch.worker.state import TRANSITIONS, WorkerEvent, WorkerState
 from spark_estimator.launch.worker.worker_report import WorkerReport
 from spark_estimator.state_machine import StateMachine
@@ -41,7 +41,7 @@ class Case:
         self.report = WorkerReport(spec, identity, self.state, output, relay, MemoryBaseline.take())
 
     def send(self, letter: bytes, content: Any) -> None:
-        self.report.feed(frame(letter, content if isinstance(content, bytes) else json.dumps(content).encode()))
+        self.report.feed(pack_frame(letter, content if isinstance(content, bytes) else json.dumps(content).encode()))
 
     def told(self) -> list[Any]:
         return [self.events.get_nowait() for _ in range(self.events.qsize())]
@@ -54,7 +54,7 @@ def test_a_value_that_is_whole_is_success() -> None:
     case.send(RESULT, {"bytes": 4, "sha256": hashlib.sha256(b"abcd").hexdigest(), "threads": []})
     case.send(CHUNK, b"ab")
     case.send(CHUNK, b"cd")
-    outcome = case.report.outcome(0, 0)
+    outcome = case.report.conclude(0, 0)
     assert (outcome.rank, outcome.host, outcome.pid, outcome.failure, outcome.pickled) == (2, "host", 11, None, b"abcd")
     assert case.told() == [Begun(2, 11), Message(2, "hello")]
 
@@ -66,7 +66,7 @@ def test_no_more_of_a_value_is_kept_than_was_announced_and_allowed(announced: in
     if announced is not None:
         case.send(RESULT, {"bytes": announced, "sha256": "", "threads": []})
     case.send(CHUNK, bytes(11))
-    failure = case.report.outcome(0, 0).failure
+    failure = case.report.conclude(0, 0).failure
     assert failure is not None and failure.kind == failures.BAD_RESULT
     assert "invalid data to its result pipe" in failure.message
 
@@ -74,7 +74,7 @@ def test_no_more_of_a_value_is_kept_than_was_announced_and_allowed(announced: in
 def test_an_exit_after_the_value_is_a_line() -> None:
     case = Case()
     case.send(RESULT, {"bytes": 0, "sha256": "", "threads": []})
-    assert case.report.outcome(3, 0).failure is None
+    assert case.report.conclude(3, 0).failure is None
     assert case.told() == [Lines(2, "stderr", ["the worker ended with exit status 3 after train() had returned"])]
 
 
@@ -111,7 +111,7 @@ def test_a_worker_that_reports_nothing(begun: bool, status: int, kind: str, text
     case = Case()
     if begun:
         case.send(BEGUN, {"pid": 11})
-    failure = case.report.outcome(status, 0).failure
+    failure = case.report.conclude(status, 0).failure
     assert failure is not None and (failure.kind, failure.message[: len(text)]) == (kind, text)
     assert case.told()[-1] == Failed(failure)
 
@@ -119,8 +119,8 @@ def test_a_worker_that_reports_nothing(begun: bool, status: int, kind: str, text
 def test_a_command_has_succeeded_only_when_its_worker_says_so() -> None:
     case = Case(command=("true",))
     case.send(ENDED, {"status": 0})
-    assert case.report.outcome(0, 0).failure is None
-    failure = Case(command=("true",)).report.outcome(0, 0).failure
+    assert case.report.conclude(0, 0).failure is None
+    failure = Case(command=("true",)).report.conclude(0, 0).failure
     assert failure is not None
 
 
@@ -130,13 +130,13 @@ def test_the_first_failure_is_kept() -> None:
     case.send(FAILURE, reported.to_dict())
     assert case.state.state is WorkerState.FAILED
     case.report.stop("after that")
-    failure = case.report.outcome(-9, 0).failure
+    failure = case.report.conclude(-9, 0).failure
     assert failure is not None and (failure.rank, failure.host, failure.kind) == (2, "host", failures.RAISED)
 
     case = Case()
     case.report.stop("after that")
     case.send(FAILURE, reported.to_dict())
-    failure = case.report.outcome(-9, 0).failure
+    failure = case.report.conclude(-9, 0).failure
     assert failure is not None
     assert (failure.kind, failure.message, failure.exit_code) == (failures.STOPPED, "was stopped after that", -9)
     assert case.told() == [], "a worker that was stopped is no news"
@@ -156,7 +156,7 @@ def test_the_first_failure_is_kept() -> None:
 def test_a_broken_result_pipe_is_a_failure(frames: list[tuple[bytes, bytes]]) -> None:
     case = Case()
     for letter, content in frames:
-        case.report.feed(frame(letter, content) if len(letter) == 1 else letter)
-    failure = case.report.outcome(0, 0).failure
+        case.report.feed(pack_frame(letter, content) if len(letter) == 1 else letter)
+    failure = case.report.conclude(0, 0).failure
     assert failure is not None and failure.kind == failures.BAD_RESULT
     assert "wrote invalid data to its result pipe" in failure.message

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from benchmarks.namespaces import Network, UnavailableError
-from spark_estimator.errors import without_links
+from spark_estimator.errors import remove_links
 from tests.ranks import Ranks, run_ranks
 
 pytestmark = pytest.mark.timeout(150)
@@ -64,7 +64,7 @@ def test_a_host_that_cannot_encrypt_is_named() -> None:
 
     environ = {"SPARK_ESTIMATOR_SHARED_MEMORY": "0", "HOROVOD_START_TIMEOUT": "5"}
     first, second = run_ranks(2, join, environ=environ, encrypted=True)
-    assert without_links(second) == "EncryptionUnavailableError: connections can't be encrypted on host h"
+    assert remove_links(second) == "EncryptionUnavailableError: connections can't be encrypted on host h"
     # Which of the two, and in which words, depends on how far rank 1 has connected.
     assert first.startswith(("AuthenticationError", "PeerLostError")) and re.search(r"rank 1 (\(|on )", first)
 

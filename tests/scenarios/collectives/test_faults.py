@@ -198,14 +198,14 @@ def broadcast_and_leave(rank: int, begin: str) -> str:
     tensor = ops.Tensor(array.ctypes.data, array.ctypes.data, DType.FLOAT32, array.shape)
     while rank == 0 and not Path(begin).exists():
         time.sleep(0.01)
-    negotiations = engine.counter("slow_phases")
+    negotiations = engine.read_counter("slow_phases")
     pending = ops.submit(Op.BROADCAST, "tree", [tensor], root_rank=0, keep=array)
     if rank != 0:
         # The engine's thread sends the request after it has counted the negotiation, and counts the bytes after that.
-        while engine.counter("slow_phases") == negotiations:
+        while engine.read_counter("slow_phases") == negotiations:
             time.sleep(0.01)
-        sent = engine.counter("control_bytes_sent")
-        while engine.counter("control_bytes_sent") == sent:
+        sent = engine.read_counter("control_bytes_sent")
+        while engine.read_counter("control_bytes_sent") == sent:
             time.sleep(0.01)
         print("has asked", flush=True)
     try:
@@ -261,9 +261,9 @@ def test_a_rank_that_stays_while_others_leave_or_freeze_sleeps(environ: dict[str
             arrays.allreduce(numpy.ones(3))
         engine = context.engine()
         time.sleep(2)  # longer than the silence
-        wakeups, busy = engine.counter("wakeups"), time.process_time()
+        wakeups, busy = engine.read_counter("wakeups"), time.process_time()
         time.sleep(1)
-        return time.process_time() - busy, engine.counter("wakeups") - wakeups
+        return time.process_time() - busy, engine.read_counter("wakeups") - wakeups
 
     limits = {"SPARK_ESTIMATOR_HEARTBEAT_SECONDS": "0.2", "SPARK_ESTIMATOR_SILENCE_SECONDS": "1"}
     with start_ranks(3, stay, environ={**environ, **limits}) as ranks:

@@ -186,15 +186,15 @@ def test_counters_and_descriptions() -> None:
 
         context.init()
         engine = context.engine()
-        before = engine.counters()
+        before = engine.read_counters()
         for number in range(100):
             arrays.allreduce(numpy.ones(3), name="again")
             arrays.allreduce(numpy.ones(100_000), name=f"new {number % 2}")
-        after = engine.counters()
+        after = engine.read_counters()
         assert after["requests"] - before["requests"] == 200
         assert after["cache_hits"] - before["cache_hits"] >= 150
         assert after["shared_memory"] == 1
-        assert engine.counter("no such counter") == -1
+        assert engine.read_counter("no such counter") == -1
         assert "allreduce" in engine.describe("algorithms").lower()
         recorded = engine.describe("flight_recorder")
         assert "again" in recorded.rstrip().splitlines()[-2]

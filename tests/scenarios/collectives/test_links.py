@@ -11,7 +11,7 @@ import pytest
 
 from chaos.plan import Fault, Kind
 from chaos.proxy import Proxy
-from spark_estimator.collectives.rendezvous import Endpoint, job_of
+from spark_estimator.collectives.rendezvous import Endpoint, make_job
 from tests.ranks import Outcome, Ranks
 
 LIMITS = {"SPARK_ESTIMATOR_HEARTBEAT_SECONDS": "0.2", "SPARK_ESTIMATOR_SILENCE_SECONDS": "3"}
@@ -57,7 +57,7 @@ def two_ranks(go: Path, kind: Kind, rounds: int, *, from_the_start: bool = False
             for rank, endpoint in enumerate(endpoints)
         ]
         peers[1] = replace(peers[1], port=proxy.port)
-        with Ranks(reduce_through, job_of(endpoints, peers), args=(str(go), rounds), environ=LIMITS) as ranks:
+        with Ranks(reduce_through, make_job(endpoints, peers), args=(str(go), rounds), environ=LIMITS) as ranks:
             for rank in range(2):
                 ranks.await_output(rank, "connected")
             proxy.strike(fault)

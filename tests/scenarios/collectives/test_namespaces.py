@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.namespaces import Network, UnavailableError
 from spark_estimator._native import DType, Op, ReduceOp
-from spark_estimator.collectives.rendezvous import local_rendezvous
+from spark_estimator.collectives.rendezvous import make_local_rendezvous
 from tests.ranks import Outcome, Ranks
 from tests.scenarios.collectives.programs import Step
 
@@ -75,7 +75,7 @@ def started(layout: Layout, function: Callable[..., Any], *args: Any, limit: int
     """A job of that layout whose ranks run a function; `limit` in bits a second for every host's link."""
     with ExitStack() as closing:
         if not layout.hosts:
-            ranks = closing.enter_context(Ranks(function, local_rendezvous(layout.size), args=args))
+            ranks = closing.enter_context(Ranks(function, make_local_rendezvous(layout.size), args=args))
             yield Job(layout, ranks, None)
             return
         try:

@@ -13,7 +13,7 @@ import pytest
 
 from spark_estimator.collectives import rendezvous as module
 from spark_estimator.collectives.connections.connector import Connector
-from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
+from spark_estimator.collectives.rendezvous import Rendezvous, make_local_rendezvous
 from spark_estimator.env import Settings
 from tests.ranks import Ranks, RanksFailedError
 
@@ -28,7 +28,7 @@ def visible(text: str, key: bytes) -> bool:
 
 
 def test_neither_repr_nor_str_shows_it() -> None:
-    job = local_rendezvous(2)
+    job = make_local_rendezvous(2)
     for rendezvous, endpoint in job:
         assert visible(rendezvous.to_json(), rendezvous.key), "the test itself must be able to see it"
         for text in (repr(rendezvous), str(rendezvous), f"{rendezvous}", f"{[rendezvous]!r}"):
@@ -38,7 +38,7 @@ def test_neither_repr_nor_str_shows_it() -> None:
 
 
 def test_no_exception_shows_it() -> None:
-    rendezvous, endpoint = local_rendezvous(1)[0]
+    rendezvous, endpoint = make_local_rendezvous(1)[0]
     endpoint.close()
     text = rendezvous.to_json()
     broken: list[Callable[[], object]] = [
@@ -63,7 +63,7 @@ def test_no_exception_shows_it() -> None:
 
 
 def test_a_command_is_given_it_in_a_file_that_has_no_name() -> None:
-    rendezvous, endpoint = local_rendezvous(1)[0]
+    rendezvous, endpoint = make_local_rendezvous(1)[0]
     fd, variables = module.offer_to_command(rendezvous)
     with open(fd, "rb"):
         assert not visible(str(variables), rendezvous.key)
@@ -88,7 +88,7 @@ def look_around(rank: int) -> list[str]:
         arrays.allreduce(numpy.ones(3 + rank), name="mismatch")
     except HorovodInternalError:
         texts.append(traceback.format_exc())
-    received = rendezvous.current()
+    received = rendezvous.find_current()
     assert received is not None
     texts += [
         repr(received),
@@ -108,7 +108,7 @@ def look_around(rank: int) -> list[str]:
 
 
 def test_a_running_job_shows_it_nowhere() -> None:
-    job = local_rendezvous(2)
+    job = make_local_rendezvous(2)
     key = job[0][0].key
     with Ranks(look_around, job, environ={"HOROVOD_LOG_LEVEL": "trace"}) as ranks:
         outcomes = ranks.wait()
@@ -128,8 +128,8 @@ def test_a_job_that_fails_to_start_shows_it_nowhere(caplog: pytest.LogCaptureFix
 
         context.init()
 
-    job = local_rendezvous(2)
-    keys = [job[0][0].key, module.new_key()]
+    job = make_local_rendezvous(2)
+    keys = [job[0][0].key, module.make_key()]
     changed = [
         (dataclasses.replace(rendezvous, key=key), end) for (rendezvous, end), key in zip(job, keys, strict=True)
     ]

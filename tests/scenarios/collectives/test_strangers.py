@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_estimator.collectives.rendezvous import Rendezvous, local_rendezvous
+from spark_estimator.collectives.rendezvous import Rendezvous, make_local_rendezvous
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.security import authentication
 from spark_estimator.security.authentication import RefusedError
@@ -53,7 +53,7 @@ class Job:
 
     def __init__(self, stop: Path, shared_memory: bool) -> None:
         self._stop = stop
-        job = local_rendezvous(2)
+        job = make_local_rendezvous(2)
         self.rendezvous: Rendezvous = job[0][0]
         environ = {"SPARK_ESTIMATOR_SHARED_MEMORY": str(int(shared_memory)), "HOROVOD_LOG_LEVEL": "info"}
         self.ranks = Ranks(reduce_until_told, job, args=(str(stop),), environ=environ)

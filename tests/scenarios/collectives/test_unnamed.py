@@ -25,7 +25,7 @@ def test_what_comes_again_is_not_negotiated_again(shared: str) -> None:
         engines = [context.engine(None), *([context.engine(pair)] if pair.included() else [])]
 
         def negotiations() -> list[int]:
-            return [engine.counter(name) for engine in engines for name in ("slow_phases", "cache_misses")]
+            return [engine.read_counter(name) for engine in engines for name in ("slow_phases", "cache_misses")]
 
         def step(number: int) -> None:
             for count in (1, 5, 30_000):
@@ -83,8 +83,8 @@ def test_many_in_flight_keep_their_order(shared: str) -> None:
             for number, array in enumerate(held):
                 assert (array == 2 * number).all()
             if turn == 1:
-                slow = context.engine().counter("slow_phases")
-        assert context.engine().counter("slow_phases") == slow
+                slow = context.engine().read_counter("slow_phases")
+        assert context.engine().read_counter("slow_phases") == slow
 
     run_ranks(2, many, environ={"SPARK_ESTIMATOR_SHARED_MEMORY": shared})
 

@@ -24,11 +24,11 @@ from spark_estimator import KerasEstimator, TorchEstimator, TorchModel
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators import backends
 from spark_estimator.estimators.lightning.estimator import TorchEstimator as LightningEstimator
-from spark_estimator.launch.spark.java_environment import java_environment
+from spark_estimator.launch.spark.java_environment import choose_java_environment
 from spark_estimator.store import Store
 
 PACKAGE = Path(spark_estimator.__file__).parent
-LAUNCH = backends.launched.__code__
+LAUNCH = backends.launch_training.__code__
 
 
 class Launched(BaseException):
@@ -109,7 +109,7 @@ def estimators(**parameters: Any) -> dict[str, Any]:
 
 
 def main(folder: str) -> None:
-    os.environ.update(java_environment(), PYSPARK_PYTHON=sys.executable)
+    os.environ.update(choose_java_environment(), PYSPARK_PYTHON=sys.executable)
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")

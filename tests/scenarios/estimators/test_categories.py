@@ -142,7 +142,9 @@ def test_from_texts_to_predictions(spark: SparkSession, frame: DataFrame, estima
         assert each.predict(pandas_rows).reshape(-1).tolist() == transformed.tolist()
         arrays = [short["city"], short["plan"], short["user"], list(short["tags"]), short["x"].to_numpy("float32")]
         assert each.predict(arrays).reshape(-1).tolist() == transformed.tolist()
-        assert each._frame_predictor().frame(pandas_rows)["y__output"].tolist() == transformed.tolist()  # MLflow's
+        assert (
+            each._make_frame_predictor().predict_frame(pandas_rows)["y__output"].tolist() == transformed.tolist()
+        )  # MLflow's
     renamed = loaded.copy().setFeatureColumns(["town", "plan", "user", "tags", "x"])
     assert renamed.predict(pandas_rows.rename(columns={"city": "town"})).reshape(-1).tolist() == transformed.tolist()
     row_by_row = loaded.get_prediction_fn()
@@ -389,7 +391,7 @@ def test_a_shared_vocabulary(spark: SparkSession, visits: DataFrame, estimator: 
     for each in (model, loaded):
         assert each.predict(in_pandas).reshape(-1).tolist() == transformed
         assert each.predict([in_pandas["item"], in_pandas["history"]]).reshape(-1).tolist() == transformed
-        assert each._frame_predictor().frame(in_pandas)["y__output"].tolist() == transformed  # MLflow's
+        assert each._make_frame_predictor().predict_frame(in_pandas)["y__output"].tolist() == transformed  # MLflow's
         other = each.copy().setFeatureColumns(["bought", "seen"])
         assert other.predict(renamed).reshape(-1).tolist() == transformed
     by_hand = TorchModel(

@@ -14,13 +14,13 @@ from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel
 from spark_estimator.data.fields import Field
-from spark_estimator.data.parquet import FileRows, files_at
+from spark_estimator.data.parquet import FileRows, find_files
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.sampling import sample_files, sample_frame
-from spark_estimator.estimators.rows.shapes import fitting_fields
+from spark_estimator.estimators.rows.shapes import find_fields
 from spark_estimator.estimators.torch.check import TorchTrial
-from spark_estimator.estimators.torch.parts import parts_of
+from spark_estimator.estimators.torch.parts import make_parts
 from spark_estimator.store import Store
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ RAGGED[120] = ([0.5] * 6, [1, 2, 3], 1.0)  # beyond the first rows
 
 
 def request_of(estimator: TorchEstimator) -> RowRequest:
-    return RowRequest.of(lambda name: estimator.getOrDefault(name), None)
+    return RowRequest.from_parameters(lambda name: estimator.getOrDefault(name), None)
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_arrays_are_filled_up_to_the_longest_of_all_rows(spark: SparkSession, es
         loaded.transform(longer).collect()
 
     made = estimator(feature_cols=["v", "n"], padding={"v": 0, "n": 9})
-    files = files_at(f"{tmp_path}/rows")
+    files = find_files(f"{tmp_path}/rows")
     spool, _ = FileRows(files, RowEncoder(("v",), model._inputs)).read(0, 1)
     assert numpy.array_equal(spool.matrices[0], padded)
     for sample in (sample_frame(frame, request_of(made)), sample_files(files, request_of(made))):
@@ -123,9 +123,9 @@ def test_images_are_decoded_where_rows_are_read(spark: SparkSession, estimator: 
     assert model.getHistory()[0]["train"]["loss"] == pytest.approx(loss, rel=1e-5)
     (field,) = model._inputs
     assert (field.stored, field.dtype, field.shape) == ("uint8", "float32", (2, 3))
-    files = files_at(f"{tmp_path}/images")
+    files = find_files(f"{tmp_path}/images")
     mask = still(estimator, nn.Linear(1, 6), feature_cols=["y"], label_cols=["image"], decoders={"image": decode})
-    fields = fitting_fields(sample_files(files, request_of(mask)), TorchTrial(parts_of(mask.getOrDefault)[0]), None)
+    fields = find_fields(sample_files(files, request_of(mask)), TorchTrial(make_parts(mask.getOrDefault)[0]), None)
     assert [(field.stored, field.dtype, field.shape) for field in fields.labels] == [("uint8", "int64", (2, 3))]
     encoder = sample_files(files, request_of(made)).columns.encoder.with_fields([field, LABEL])
     spool, _ = FileRows(files, encoder).read(0, 1)

@@ -22,13 +22,13 @@ from torch import nn
 
 from spark_estimator import TorchEstimator, TorchModel
 from spark_estimator.data.fields import Array
-from spark_estimator.data.parquet import FileRows, files_at
-from spark_estimator.data.rank.spool import SpoolFeed, spooled
+from spark_estimator.data.parquet import FileRows, find_files
+from spark_estimator.data.rank.spool import SpoolFeed, write_spools
 from spark_estimator.data.row_encoder import RowEncoder
-from spark_estimator.data.stream.pieces import pieces_of
+from spark_estimator.data.stream.pieces import make_pieces
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import RowPlan, plan_files, plan_frame
-from spark_estimator.estimators.rows.sources import collected
+from spark_estimator.estimators.rows.sources import collect_batch
 from spark_estimator.estimators.tracking.flavour import PyfuncModel
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class EchoTrial:
     takes: str = "forward()"
     by_name: bool = False
 
-    def positional(self) -> tuple[int, float]:
+    def count_positional(self) -> tuple[int, float]:
         return self.inputs, self.inputs
 
     def run(self, rows: pyarrow.RecordBatch, fields: Any) -> tuple[int, ...]:
@@ -145,8 +145,8 @@ def frame_of(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> DataFrame:
 def through_feed(feed: Any, frame: DataFrame) -> list[Array]:
     """The matrices of a rank that Spark's task feeds."""
     assert isinstance(feed, SpoolFeed)
-    batches = [feed.name_columns(collected(frame))]
-    return list(spooled(feed.encoder.encode_batches(batches, 3), feed.encoder)[0].spool().matrices)
+    batches = [feed.name_columns(collect_batch(frame))]
+    return list(write_spools(feed.encoder.encode_batches(batches, 3), feed.encoder)[0].to_spool().matrices)
 
 
 def from_files(source: FileRows) -> list[Array]:
@@ -154,7 +154,7 @@ def from_files(source: FileRows) -> list[Array]:
 
 
 def from_stream(source: FileRows) -> list[Array]:
-    pieces, _ = pieces_of(source)
+    pieces, _ = make_pieces(source)
     parts = [part for piece, count in enumerate(pieces.counts) for part in pieces.read(piece, 0, count, 2, 1 << 12)]
     return [numpy.concatenate(each) for each in zip(*parts, strict=True)]
 
@@ -191,7 +191,7 @@ def model_of(plan: RowPlan, features: Sequence[str], options: dict[str, Any]) ->
 def plans_of(frame: DataFrame, folder: str, trial: EchoTrial, options: dict[str, Any]) -> dict[str, RowPlan]:
     frame.write.mode("overwrite").parquet(folder)
     estimator = TorchEstimator(**options)
-    request = RowRequest.of(estimator._value, None)
+    request = RowRequest.from_parameters(estimator._value, None)
     flat = [name for name in options["feature_cols"] if name not in _NOT_IN_FILES]
     of_files = replace(request, features=tuple(flat))
     common: dict[str, Any] = {"store": None, "size": 1}
@@ -199,7 +199,7 @@ def plans_of(frame: DataFrame, folder: str, trial: EchoTrial, options: dict[str,
     return {
         "tasks": plan_frame(frame, request, trial, read_files=False, **common),
         "files": plan_frame(read, of_files, replace(trial, inputs=len(flat)), read_files=True, **common),
-        "store": plan_files(files_at(folder), None, of_files, replace(trial, inputs=len(flat))),
+        "store": plan_files(find_files(folder), None, of_files, replace(trial, inputs=len(flat))),
     }
 
 

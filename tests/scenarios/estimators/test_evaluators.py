@@ -14,7 +14,7 @@ from torch import nn
 
 from spark_estimator import TorchModel
 from spark_estimator.data.fields import Field
-from spark_estimator.estimators.inference.prediction_columns import output_kind_of
+from spark_estimator.estimators.inference.prediction_columns import get_output_kind
 from tests.estimators.torch_models import classifier_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ RIGHT: dict[str, Callable[..., float]] = {
 def test_two_classes(spark: SparkSession, loss: Any, outputs_of: Callable[[Numbers], Numbers]) -> None:
     logits, labels = free_logits(2)
     outputs = outputs_of(logits)
-    model = classifier_of("double", outputs.shape[1], output_kind_of(loss), **NAMES)
+    model = classifier_of("double", outputs.shape[1], get_output_kind(loss), **NAMES)
     right = softmax(logits)
     assert metrics.roc_auc_score(labels, logits[:, 1]) < metrics.roc_auc_score(labels, right[:, 1]) - 0.03
     assert_evaluates_as_sklearn(model.transform(frame_of(spark, outputs, labels)), labels, right)
@@ -117,7 +117,7 @@ def test_two_classes(spark: SparkSession, loss: Any, outputs_of: Callable[[Numbe
 def test_two_classes_of_keras(spark: SparkSession, loss: str) -> None:
     keras = pytest.importorskip("keras")
     from spark_estimator import KerasModel
-    from spark_estimator.estimators.keras.parts import output_kind_of as kind_of_keras
+    from spark_estimator.estimators.keras.parts import get_output_kind as kind_of_keras
 
     logits, labels = free_logits(2)
     losses = keras.losses
@@ -152,7 +152,7 @@ def test_scores_of_an_unknown_loss(spark: SparkSession) -> None:
     from pyspark.ml.evaluation import BinaryClassificationEvaluator
 
     scores, labels = free_logits(2)
-    model = classifier_of("double", 2, output_kind_of(nn.MultiMarginLoss()), raw_prediction_col="rawPrediction")
+    model = classifier_of("double", 2, get_output_kind(nn.MultiMarginLoss()), raw_prediction_col="rawPrediction")
     metric = BinaryClassificationEvaluator().evaluate(model.transform(frame_of(spark, scores, labels)))
     assert metric == pytest.approx(metrics.roc_auc_score(labels, scores[:, 1].astype(float) - scores[:, 0]))
 
@@ -206,6 +206,6 @@ def test_a_regression_on_whole_numbers(spark: SparkSession, kind: str) -> None:
     random = numpy.random.default_rng(5)
     outputs = (random.standard_normal((ROWS, 1)) * 3).astype(numpy.float32)
     labels = numpy.rint(outputs.reshape(-1) + random.standard_normal(ROWS))
-    predicted = classifier_of(kind, 1, output_kind_of(nn.MSELoss())).transform(frame_of(spark, outputs, labels))
+    predicted = classifier_of(kind, 1, get_output_kind(nn.MSELoss())).transform(frame_of(spark, outputs, labels))
     metric = RegressionEvaluator(predictionCol="label__output").evaluate(predicted)
     assert metric == pytest.approx(metrics.root_mean_squared_error(labels, outputs.astype(float)), rel=1e-6)

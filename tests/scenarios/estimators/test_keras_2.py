@@ -112,4 +112,4 @@ def test_files_and_refusals(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="an optimizer of Keras 2, as the model is"):
         KerasEstimator(
             model=network(), optimizer=keras.optimizers.SGD(0.1), loss="mse", feature_cols=["x"], label_cols=["y"]
-        )._training()
+        )._make_training()

@@ -18,8 +18,8 @@ from spark_estimator import DataError, PreflightError, TorchEstimator
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Saver
 from spark_estimator.estimators.torch.callbacks import Callback
-from spark_estimator.estimators.torch.checkpoint import TorchForm, packed
-from spark_estimator.estimators.torch.losses import TorchParts, loss_of
+from spark_estimator.estimators.torch.checkpoint import TorchForm, pack
+from spark_estimator.estimators.torch.losses import TorchParts, compute_loss
 from spark_estimator.store import FilesystemStore
 from tests.estimators.conftest import line_rows, linear
 
@@ -119,7 +119,7 @@ def test_half_precision_is_for_the_forward_pass() -> None:
     kinds: list[torch.dtype] = []
     net = Noting(3, 1)
     parts = TorchParts(net, torch.optim.SGD(net.parameters(), 0.1), [nn.MSELoss()], [1.0], [[]], precision="bf16")
-    loss, outputs, _ = loss_of(parts, net, [torch.ones(4, 3)], [torch.ones(4)], None, 4)
+    loss, outputs, _ = compute_loss(parts, net, [torch.ones(4, 3)], [torch.ones(4)], None, 4)
     assert kinds == [torch.bfloat16]
     assert (loss.value.dtype, outputs[0].dtype) == (torch.float32, torch.float32)
     with pytest.raises(ValueError, match="mixed_precision must be 'bf16' or None"):
@@ -207,7 +207,7 @@ def test_checkpoints_need_no_random_write(tmp_path: Path) -> None:
     with Saver(Spec(), TorchForm()) as saver:  # type: ignore[arg-type]
         saver.save(Checkpoint({}, 1, state, [{"epoch": 0}], None))
     (size,) = (tmp_path / "sizes").read_text().split()
-    assert int(size) >= len(packed(state))
+    assert int(size) >= len(pack(state))
 
 
 def test_what_cannot_be_pickled_is_named(line: DataFrame, estimator: Make) -> None:

@@ -45,7 +45,7 @@ class Interrupting(nn.MSELoss):
 def trained(folder: str, **changed: Any) -> Any:
     """The result of `train` on this rank with rows of ``rows.parquet``."""
     from spark_estimator.data.fields import Field
-    from spark_estimator.data.parquet import FileRows, files_at
+    from spark_estimator.data.parquet import FileRows, find_files
     from spark_estimator.data.row_encoder import RowEncoder
     from spark_estimator.estimators.torch.losses import TorchParts
     from spark_estimator.estimators.torch.training import train
@@ -56,7 +56,7 @@ def trained(folder: str, **changed: Any) -> Any:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
     loss = changed.pop("loss", None) or Interrupting(changed.pop("interrupted", None))
     x, y = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)), Field(("y",), ("c1",), (1,), "float32", ())
-    rows = files_at(f"{folder}/{changed.pop('rows', 'rows')}.parquet")
+    rows = find_files(f"{folder}/{changed.pop('rows', 'rows')}.parquet")
     parameters = {
         "inputs": (x,),
         "labels": (y,),
@@ -145,7 +145,7 @@ def test_a_run_goes_on_within_an_epoch_and_another_s_is_refused_in_words(tmp_pat
                 "optimizer: initial_lr=0.01 in the checkpoint, initial_lr=0.1 now. ",
                 "loss: 1.0 Interrupting(reduction='mean') in the checkpoint, 1.0 HuberLoss(delta=0.5, ",
                 "parameters: batch_size=8 in the checkpoint, batch_size=16 now",
-                "rows: checksums [",
+                "rows: values with the checksums [",
                 "checkpoint is not a checkpoint that this training can resume from",
                 "cannot be read on rank 0 (host ",
             ),

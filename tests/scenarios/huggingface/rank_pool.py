@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spark_estimator.compat.importer import autoload_path
+from spark_estimator.compat.importer import find_autoload_path
 from tests import rank_pool
 
 #: What a Hugging Face program may not do in a test.
@@ -17,7 +17,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALL
 
 
 def environment() -> dict[str, str]:
-    path = [str(Path(__file__).parents[3]), *filter(None, sys.path), autoload_path()]
+    path = [str(Path(__file__).parents[3]), *filter(None, sys.path), find_autoload_path()]
     return {**OFFLINE, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
 
 
@@ -60,11 +60,11 @@ def _call(function: Callable[..., Any], rank: int, folder: str, backend: str, *a
     import torch.distributed as dist
 
     from spark_estimator.collectives import context, rendezvous
-    from spark_estimator.collectives.torch_variables import torch_variables
+    from spark_estimator.collectives.torch_variables import make_torch_variables
 
-    current = rendezvous.current()
+    current = rendezvous.find_current()
     assert current is not None
-    os.environ.update(torch_variables(current))
+    os.environ.update(make_torch_variables(current))
     context.init()
     try:
         if backend != "gloo":  # which Hugging Face's libraries choose themselves

@@ -25,7 +25,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("torch")
 
-from spark_estimator.errors import without_links
+from spark_estimator.errors import remove_links
 from tests.launch import clusters
 
 # Seconds; far more than anything here takes: what is slower hangs.
@@ -169,7 +169,7 @@ def test_who_ends_a_job_from_outside_gets_its_slots_back(
     ended = results["from outside"][how]
     print(how, ended)
     assert ended["type"] == kind and ended["seconds"] < HANGS, ended
-    assert re.fullmatch(says, without_links(ended["text"])), ended["text"]
+    assert re.fullmatch(says, remove_links(ended["text"])), ended["text"]
     assert ended["next"] == 3.0
     assert "attempt 1 of 3" not in results["output"], "what was ended on purpose is not tried again"
 

@@ -73,7 +73,7 @@ class Waits:
 
 
 def test_a_wait_that_was_interrupted_may_be_taken_up_again() -> None:
-    number = pending.registered(Waits(KeyboardInterrupt()), lambda: "result")  # type: ignore[arg-type]
+    number = pending.register_pending(Waits(KeyboardInterrupt()), lambda: "result")  # type: ignore[arg-type]
     assert not pending.poll(number)
     with pytest.raises(KeyboardInterrupt):
         pending.synchronize(number)
@@ -83,7 +83,7 @@ def test_a_wait_that_was_interrupted_may_be_taken_up_again() -> None:
 
 
 def test_an_operation_that_failed_is_gone() -> None:
-    number = pending.registered(Waits(HorovodInternalError("a rank is lost")), lambda: "result")  # type: ignore[arg-type]
+    number = pending.register_pending(Waits(HorovodInternalError("a rank is lost")), lambda: "result")  # type: ignore[arg-type]
     with pytest.raises(HorovodInternalError, match="a rank is lost"):
         pending.synchronize(number)
     assert pending.synchronize(number) is None

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import spark_estimator.torch as hvd
-from spark_estimator.demo import network
+from spark_estimator.demo import make_network
 from tests.support.by_sockets import by_sockets
 from tests.torch.rank_pool import RankPool
 from tests.torch.training import assert_same_on_all_ranks
@@ -35,7 +35,7 @@ def trained(compression: Any, epochs: int = 10, batch: int = 32, seed: int = 1) 
     order = torch.randperm(len(targets), generator=generator)
     held_out, training = order[:360], order[360:]
     torch.manual_seed(seed)
-    model = network()
+    model = make_network()
     optimizer = hvd.DistributedOptimizer(
         torch.optim.Adam(model.parameters(), lr=1e-3), model.named_parameters(), compression=compression
     )

@@ -40,7 +40,7 @@ def test_what_a_rank_alone_has_comes_back() -> None:
     random.gauss(0, 1)  # leaves a second number for the next call
     numpy.random.normal()
     net(torch.randn(8, 3))
-    content = keeper._packed()
+    content = keeper._pack()
 
     def drawn() -> list[float]:
         return [random.gauss(0, 1), numpy.random.normal(), torch.randn(1).item(), *net[0].running_mean.tolist()]
@@ -59,8 +59,8 @@ def test_the_largest_buffers_are_left_out(monkeypatch: pytest.MonkeyPatch, caplo
     model.register_buffer("mean", torch.ones(2))
     sums.register_buffer("sums", torch.full((3,), 2.0))
     keeper = StepKeeper([model, sums])
-    assert [buffer.tolist() for buffer in keeper._buffers()] == [[1.0] * 2, [2.0] * 3]
-    assert [buffer.numel() for buffer in StepKeeper([sums])._buffers()] == [3]
+    assert [buffer.tolist() for buffer in keeper._list_buffers()] == [[1.0] * 2, [2.0] * 3]
+    assert [buffer.numel() for buffer in StepKeeper([sums])._list_buffers()] == [3]
     assert "1 buffers of the model, of 100 bytes, are not kept for other ranks" in caplog.text
 
 

@@ -68,10 +68,10 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def test_operations() -> None:
-    assert arguments.checked_op(int(ReduceOp.SUM)) is ReduceOp.SUM
+    assert arguments.check_op(int(ReduceOp.SUM)) is ReduceOp.SUM
     for op in (hvd.Min, hvd.Product, True, 99):
         with pytest.raises(ValueError, match=r": op=.*must be hvd\.Average, hvd\.Sum or hvd\.Adasum"):
-            arguments.checked_op(op)
+            arguments.check_op(op)
 
 
 def test_numbers_out_of_range() -> None:
@@ -91,24 +91,24 @@ def test_numbers_out_of_range() -> None:
 def test_named_parameters() -> None:
     optimizer = sgd(2, 3)
     first, second = params_of(optimizer)
-    assert arguments.checked_names(optimizer, None) == {}
+    assert arguments.check_names(optimizer, None) == {}
     named = [("a", first), ("b", second)]
-    assert arguments.checked_names(optimizer, iter(named)) == {id(first): "a", id(second): "b"}
+    assert arguments.check_names(optimizer, iter(named)) == {id(first): "a", id(second): "b"}
     for pairs, text in (
         ([("a", first), ("a", second)], "must be unique; given more than once: a"),
         ([("a", first)], r"does not name all .*: number 1 of group 0, of shape \(3,\), is missing"),
         ([first, second], r"must hold tuples \(name, parameter\)"),
     ):
         with pytest.raises(ValueError, match=text):
-            arguments.checked_names(optimizer, pairs)
+            arguments.check_names(optimizer, pairs)
 
 
 def test_groups_of_parameters() -> None:
     optimizer = sgd(2, 3)
     first, second = params_of(optimizer)
     groups = [[first], [second]]
-    assert arguments.checked_groups(optimizer, groups) is groups
-    assert arguments.checked_groups(optimizer, 3) == 3
+    assert arguments.check_groups(optimizer, groups) is groups
+    assert arguments.check_groups(optimizer, 3) == 3
     for wrong, text in (
         (0, "groups=0 must be an integer greater than 0"),
         ([first], "or a list of lists of parameters"),
@@ -117,15 +117,15 @@ def test_groups_of_parameters() -> None:
         ([[torch.ones(4)]], r"a tensor of shape \(4,\) that is not a parameter of the optimizer"),
     ):
         with pytest.raises(ValueError, match=text):
-            arguments.checked_groups(optimizer, wrong)  # type: ignore[arg-type]
+            arguments.check_groups(optimizer, wrong)  # type: ignore[arg-type]
 
 
 def test_ranks_of_a_process_set(job_of_one: None) -> None:
-    assert arguments.ranks_of(None) == 1
+    assert arguments.count_ranks(None) == 1
     with pytest.raises(ValueError, match=r"process_set must be a ProcessSet, not \[0\]"):
-        arguments.ranks_of([0])  # type: ignore[arg-type]
+        arguments.count_ranks([0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"is not registered\. Register a set with init\(process_sets="):
-        arguments.ranks_of(hvd.ProcessSet([0]))
+        arguments.count_ranks(hvd.ProcessSet([0]))
 
 
 def test_the_compression_of_adasum(job_of_one: None) -> None:

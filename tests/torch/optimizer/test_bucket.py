@@ -84,10 +84,10 @@ def test_an_interrupt_while_a_bucket_is_handed_over(job_of_one: None, monkeypatc
 
 
 def test_the_scales_of_a_predivided_average(job_of_one: None) -> None:
-    assert options().scaled_op() == (ReduceOp.AVERAGE, 1.0, 1.0)
+    assert options().scale_op() == (ReduceOp.AVERAGE, 1.0, 1.0)
     predivided = Options(Compression.none, ReduceOp.AVERAGE, 4.0, None, False)
-    assert predivided.scaled_op() == (ReduceOp.SUM, 0.25, 4.0)
+    assert predivided.scale_op() == (ReduceOp.SUM, 0.25, 4.0)
 
 
 def test_names_count_up(job_of_one: None) -> None:
-    assert [options().next_name() for _ in range(2)] == ["DistributedOptimizer.0", "DistributedOptimizer.1"]
+    assert [options().make_name() for _ in range(2)] == ["DistributedOptimizer.0", "DistributedOptimizer.1"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_estimator.torch.optimizer.bucket_sizes import Gradient, description, plan
+from spark_estimator.torch.optimizer.bucket_sizes import Gradient, describe_plan, plan
 
 
 def gradient(name: str, size: int, wire: str = "float32") -> Gradient:
@@ -50,5 +50,5 @@ def test_every_gradient_is_in_exactly_one_bucket() -> None:
 
 
 def test_description_has_what_must_be_alike() -> None:
-    lines = description([gradient("weight", 3)], [[0]], "header")
+    lines = describe_plan([gradient("weight", 3)], [[0]], "header")
     assert lines == ["header", "parameter weight: shape (3,), strides (1,), float32, sent as float32 in bucket 0"]

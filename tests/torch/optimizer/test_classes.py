@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spark_estimator.torch.optimizer.classes import reduced_to_user_class, wrapped_class, wrapped_user_class
+from spark_estimator.torch.optimizer.classes import make_wrapped_class, reduce_to_user_class, unwrap_class
 
 
 class Methods(torch.optim.Optimizer):
@@ -20,7 +20,7 @@ class Methods(torch.optim.Optimizer):
         return super().step(closure)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return reduced_to_user_class(self, {"wrapped_steps"})
+        return reduce_to_user_class(self, {"wrapped_steps"})
 
 
 class Other(Methods):
@@ -29,7 +29,7 @@ class Other(Methods):
 
 def wrapped() -> Any:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.5, momentum=0.9)
-    optimizer.__class__ = wrapped_class(Methods, torch.optim.SGD)
+    optimizer.__class__ = make_wrapped_class(Methods, torch.optim.SGD)
     return optimizer
 
 
@@ -41,17 +41,17 @@ def stepped(optimizer: Any) -> list[float]:
 
 
 def test_it_is_the_user_s_class_with_more_methods() -> None:
-    kind = wrapped_class(Methods, torch.optim.SGD)
+    kind = make_wrapped_class(Methods, torch.optim.SGD)
     assert issubclass(kind, torch.optim.SGD) and issubclass(kind, Methods)
     names = ("__name__", "__qualname__", "__module__", "__doc__")
     assert [getattr(kind, name) for name in names] == [getattr(torch.optim.SGD, name) for name in names]
-    assert kind is wrapped_class(Methods, torch.optim.SGD)
-    assert len({kind, wrapped_class(Methods, torch.optim.Adam), wrapped_class(Other, torch.optim.SGD)}) == 3
+    assert kind is make_wrapped_class(Methods, torch.optim.SGD)
+    assert len({kind, make_wrapped_class(Methods, torch.optim.Adam), make_wrapped_class(Other, torch.optim.SGD)}) == 3
 
 
 def test_both_methods_run_and_the_user_s_class_is_known() -> None:
     optimizer = wrapped()
-    assert wrapped_user_class(optimizer) is torch.optim.SGD
+    assert unwrap_class(optimizer) is torch.optim.SGD
     assert stepped(optimizer) == [0.5, 0.5] and optimizer.wrapped_steps == 1
     assert isinstance(optimizer, torch.optim.SGD)
 

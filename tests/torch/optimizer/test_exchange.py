@@ -374,6 +374,6 @@ def test_an_undocumented_transition_is_an_internal_error(two_ranks: RankPool) ->
     def check(rank: int) -> None:
         training = Training(rank)
         with pytest.raises(SparkEstimatorError, match="Internal error"):
-            training.exchange.backward_ended()
+            training.exchange.note_backward_ended()
 
     two_ranks.run(check)

@@ -21,20 +21,20 @@ class Listener:
         self.hooks = ParameterHooks(self)
         self.listens = False
 
-    def gradient_complete(self, key: int) -> None:
+    def note_gradient_complete(self, key: int) -> None:
         if not self.listens:
             EndOfBackward(self)
             self.listens = True
         self.reports.append(self.letters[key])
 
-    def gradient_again(self, key: int) -> None:
+    def note_gradient_again(self, key: int) -> None:
         self.reports.append(f"{self.letters[key]} again")
 
-    def backward_ended(self) -> None:
+    def note_backward_ended(self) -> None:
         self.listens = False
         self.reports.append("end")
 
-    def backward_raised(self) -> None:
+    def note_backward_raised(self) -> None:
         self.listens = False
         self.reports.append("raised")
 
@@ -99,11 +99,11 @@ def test_the_listener_that_was_made_last_has_the_parameter() -> None:
     older.hooks.add(a)
     older.hooks.add(b)
     newer = Listener(a=a)
-    assert older.hooks.newer([a, b]) == []
+    assert older.hooks.list_newer([a, b]) == []
     newer.hooks.add(a)
-    assert older.hooks.newer([a, b]) == [newer]
+    assert older.hooks.list_newer([a, b]) == [newer]
     assert not older.hooks.may_have(a) and newer.hooks.may_have(a)
-    assert older.hooks.not_newer([a, b]) == [b]
+    assert older.hooks.select_not_newer([a, b]) == [b]
     a.sum().backward()
     assert (older.reports, newer.reports) == ([], ["a", "end"])
 
@@ -138,11 +138,11 @@ def test_which_parameter_s_hooks_are_called_now() -> None:
     listener.hooks.add(a)
     running: list[int | None] = []
     for each in (a, stranger):
-        each.register_post_accumulate_grad_hook(lambda _: running.append(listener.hooks.running()))
+        each.register_post_accumulate_grad_hook(lambda _: running.append(listener.hooks.find_running()))
     a.sum().backward()
     stranger.sum().backward()
     assert running == [id(a), None]
-    assert listener.hooks.running() is None
+    assert listener.hooks.find_running() is None
 
 
 def test_what_is_called_at_the_end_of_a_pass() -> None:
@@ -156,13 +156,13 @@ def test_what_is_called_at_the_end_of_a_pass() -> None:
         call_at_the_end(lambda: calls.append("first"))
         call_at_the_end(fail)
         call_at_the_end(lambda: calls.append("last"))
-        assert hooks.inside_backward() and not calls
+        assert hooks.is_inside_backward() and not calls
 
     a.register_post_accumulate_grad_hook(hook)
     with pytest.raises(ZeroDivisionError):
         a.sum().backward()
     assert calls == ["first", "last"]
-    assert not hooks.inside_backward() and hooks.current_pass() == -1
+    assert not hooks.is_inside_backward() and hooks.find_current_pass() == -1
 
 
 def test_a_backward_inside_another_one_knows_its_node() -> None:
@@ -179,7 +179,9 @@ def test_a_backward_inside_another_one_knows_its_node() -> None:
 
     a, nodes = param(), []
     a.register_post_accumulate_grad_hook(
-        lambda _: torch.autograd.Variable._execution_engine.queue_callback(lambda: nodes.append(hooks.enclosing_node()))
+        lambda _: torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: nodes.append(hooks.find_enclosing_node())
+        )
     )
     a.sum().backward()
     Inner.apply(param()).sum().backward()  # type: ignore[no-untyped-call]

@@ -15,13 +15,13 @@ from spark_estimator.torch.optimizer.membership import JobMembership
 
 
 class Listener:
-    def gradient_complete(self, key: int) -> None: ...
+    def note_gradient_complete(self, key: int) -> None: ...
 
-    def gradient_again(self, key: int) -> None: ...
+    def note_gradient_again(self, key: int) -> None: ...
 
-    def backward_ended(self) -> None: ...
+    def note_backward_ended(self) -> None: ...
 
-    def backward_raised(self) -> None: ...
+    def note_backward_raised(self) -> None: ...
 
 
 LISTENER = Listener()
@@ -114,10 +114,10 @@ def test_parameters_of_other_optimizers(job_of_one: None) -> None:
     params = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizers = [torch.optim.SGD([param], lr=0.1) for param in params]
     first, second = map(member, optimizers)
-    assert any(param is params[1] for param in first.trainable_of_others())
-    assert not any(param is params[0] for param in first.trainable_of_others())
+    assert any(param is params[1] for param in first.list_others_trainable())
+    assert not any(param is params[0] for param in first.list_others_trainable())
     second.leave()
-    assert not any(param is params[1] for param in first.trainable_of_others())
+    assert not any(param is params[1] for param in first.list_others_trainable())
 
 
 def test_after_an_exchange_that_was_interrupted(job_of_one: None) -> None:

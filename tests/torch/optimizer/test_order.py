@@ -10,7 +10,7 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.errors import MismatchError
-from spark_estimator.torch.optimizer.order import order_of_first_rank
+from spark_estimator.torch.optimizer.order import find_first_rank_order
 from tests.torch.rank_pool import RankPool
 
 NAMES = ("a", "b", "c", "d")
@@ -71,10 +71,10 @@ def test_changes_of_adasum_meet_by_name(two_ranks: RankPool) -> None:
 
 def test_what_has_no_common_order(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
-        assert order_of_first_rank(["a", "b"], name="same", process_set=None) is None
-        assert order_of_first_rank(["a", "b"][:: 1 - 2 * rank], name="other", process_set=None) == [rank, 1 - rank]
-        assert order_of_first_rank(["a", "bc"[rank]], name="names", process_set=None) is None
-        assert order_of_first_rank([rank, 0, 0, 1 - rank], name="twice", process_set=None) is None
+        assert find_first_rank_order(["a", "b"], name="same", process_set=None) is None
+        assert find_first_rank_order(["a", "b"][:: 1 - 2 * rank], name="other", process_set=None) == [rank, 1 - rank]
+        assert find_first_rank_order(["a", "bc"[rank]], name="names", process_set=None) is None
+        assert find_first_rank_order([rank, 0, 0, 1 - rank], name="twice", process_set=None) is None
         parameters = [nn.Parameter(torch.zeros(2 + number)) for number in range(2)]
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters[:: 1 - 2 * rank], lr=0.1))  # without names
         with pytest.raises(MismatchError, match="disagree about the parameters of DistributedOptimizer"):

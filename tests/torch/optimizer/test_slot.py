@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from spark_estimator.torch.optimizer.slot import Slot, memory_order
+from spark_estimator.torch.optimizer.slot import Slot, find_memory_order
 
 
 def slot_with(gradient: torch.Tensor | None, *shape: int) -> Slot:
@@ -31,7 +31,7 @@ def test_an_average_of_shared_memory_gets_memory_of_its_own() -> None:
     slot = slot_with(memory[:3], 3)
     gradient = slot.take()
     assert gradient is not None and slot.parted and not slot.fits(gradient)
-    wire = slot.copied("cpu", torch.float32)
+    wire = slot.copy_gradient("cpu", torch.float32)
     wire.fill_(5.0)
     slot.put_back(wire)
     assert slot.param.grad is not None and slot.param.grad.tolist() == [5.0] * 3
@@ -50,13 +50,13 @@ def test_an_average_goes_into_the_gradient_s_memory_otherwise() -> None:
 def test_zeros_travel_for_no_gradient() -> None:
     slot = slot_with(None, 2)
     assert slot.take() is None
-    assert slot.copied("cpu", torch.float16).tolist() == [0.0, 0.0]
+    assert slot.copy_gradient("cpu", torch.float16).tolist() == [0.0, 0.0]
 
 
 def test_a_sparse_gradient_travels_dense_and_comes_back_sparse() -> None:
     slot = slot_with(torch.sparse_coo_tensor([[1]], [[3.0, 4.0]], (3, 2)), 3, 2)
     slot.take()
-    wire = slot.copied("cpu", torch.float32)
+    wire = slot.copy_gradient("cpu", torch.float32)
     assert wire.tolist() == [[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]
     slot.put_back(wire * 2)
     assert slot.param.grad is not None and slot.param.grad.layout is torch.sparse_coo
@@ -65,6 +65,6 @@ def test_a_sparse_gradient_travels_dense_and_comes_back_sparse() -> None:
 
 
 def test_the_order_of_elements() -> None:
-    assert memory_order((2, 1, 3), (3, 3, 1)) == memory_order((2, 1, 3), (3, 99, 1)) == (3, 1)
+    assert find_memory_order((2, 1, 3), (3, 3, 1)) == find_memory_order((2, 1, 3), (3, 99, 1)) == (3, 1)
     weight = nn.Parameter(torch.zeros(2, 3).t())
     assert Slot(weight, "weight").order == (1, 3)

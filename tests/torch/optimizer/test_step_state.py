@@ -78,7 +78,7 @@ def test_groups_of_states() -> None:
 
 def run_pass(progress: StepProgress) -> PassKind:
     progress.check_pass()
-    kind = progress.next_pass()
+    kind = progress.choose_pass_kind()
     progress.apply(StepEvent.BEGIN)
     progress.end_pass(kind)
     if kind is PassKind.LAST:
@@ -103,7 +103,7 @@ def test_passes_are_counted() -> None:
 def test_a_pass_with_a_step_inside_is_not_counted_and_exchanges_nothing_at_its_end(passes_per_step: int) -> None:
     progress = StepProgress(passes_per_step)
     for _ in range(2):
-        kind = progress.next_pass()
+        kind = progress.choose_pass_kind()
         for event in (StepEvent.BEGIN, StepEvent.EXCHANGED):
             progress.apply(event)
         progress.begin_step()

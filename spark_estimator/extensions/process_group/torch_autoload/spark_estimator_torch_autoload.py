@@ -31,7 +31,7 @@ def register() -> None:
     otherwise = handlers["env"]
 
     def rendezvous(url: str, **options: Any) -> Iterator[Any]:
-        yield from importlib.import_module(_CREATION).rendezvous_of(otherwise)(url, **options)
+        yield from importlib.import_module(_CREATION).wrap_rendezvous(otherwise)(url, **options)
 
     def create(*arguments: Any) -> Any:
         return importlib.import_module(_CREATION).create(*arguments)

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import StartTimeoutError
 from spark_estimator.launch.elastic.job import Following
-from spark_estimator.launch.elastic.job_entry import elastic, run_elastic
+from spark_estimator.launch.elastic.job_entry import mark_elastic, run_elastic
 from spark_estimator.launch.elastic.placement import Placement
 from spark_estimator.launch.job.attempts import Attempt
 from spark_estimator.launch.job.hosts import Host
@@ -37,12 +37,12 @@ from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Relay
 from spark_estimator.launch.job.pickling import load_values
 from spark_estimator.launch.spark.configuration import Configuration
-from spark_estimator.launch.spark.dynamic_allocation import on_demand
+from spark_estimator.launch.spark.dynamic_allocation import grows_on_demand
 from spark_estimator.launch.spark.elastic.worker import SparkJobs, SparkWorkerHandle
-from spark_estimator.launch.spark.encryption_policy import encryption_of
+from spark_estimator.launch.spark.encryption_policy import decide_encryption
 from spark_estimator.launch.spark.slots import count_slots
-from spark_estimator.launch.spark.stage_job import spark_job
-from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, slots_wanting
+from spark_estimator.launch.spark.stage_job import make_spark_job
+from spark_estimator.launch.spark.start import SAY_WAITING_AFTER, TaskReports, describe_missing_slots
 from spark_estimator.launch.spark.start_turns import StartTurn
 from spark_estimator.launch.worker.worker_host import WorkerHandle
 from spark_estimator.observe.driver_log import announce, print_line
@@ -83,10 +83,10 @@ def run_elastic_on_spark(
         ResultError: a rank's value can't be returned.
     """
     fixed = terms.size == terms.most and (terms.min_size == terms.size or terms.patience is not None)
-    built = spark_job(spark, function, terms.size, replace(options, all_results=True))
-    status = StatusLine.on_screen(terms.size, options.progress_display) if fixed and built.progress else None
-    built = replace(built, encrypted=encryption_of(spark)[0], attempt=attempt.number)
-    job = elastic(built, progress=status is not None)
+    built = make_spark_job(spark, function, terms.size, replace(options, all_results=True))
+    status = StatusLine.open_on_screen(terms.size, options.progress_display) if fixed and built.progress else None
+    built = replace(built, encrypted=decide_encryption(spark)[0], attempt=attempt.number)
+    job = mark_elastic(built, progress=status is not None)
     run = ElasticSparkRun(spark, SparkJobs(spark, job, options.verbose), terms, attempt, options.start_timeout)
     try:
         run.wait_for_turn()
@@ -97,7 +97,7 @@ def run_elastic_on_spark(
             report=run.jobs.report,
             make=run.make_worker,
             placement=run.placement,
-            look=run.check,
+            poll=run.check,
             following=replace(following, take_record=options.take_record, status=status),
         )
     except KeyboardInterrupt:
@@ -125,15 +125,15 @@ class SparkPlacement(Placement):
         """Return the number of slots; see `Placement.room`."""
         return min(self.limit, super().room)
 
-    def lose(self, host: str, now: float) -> str:
+    def note_loss(self, host: str, now: float) -> str:
         """Ignore the loss: the one host stays."""
         return ""
 
-    def unreachable(self, host: str, now: float) -> str:
+    def note_unreachable(self, host: str, now: float) -> str:
         """Ignore it: the one host stays."""
         return ""
 
-    def failed(self, host: str, now: float) -> str:
+    def note_failure(self, host: str, now: float) -> str:
         """Ignore the failure: the one host stays."""
         return ""
 
@@ -157,12 +157,12 @@ class ElasticSparkRun:
         self._start_timeout = start_timeout
         self._turn = StartTurn(spark, jobs.function)
         self._reports = TaskReports(
-            spark, jobs.tag.text, has_rows=False, connected=lambda: jobs.started, earlier=self._turn.earlier
+            spark, jobs.tag.text, has_rows=False, connected=lambda: jobs.started, earlier=self._turn.find_earlier
         )
         self._began = time.monotonic()
         self._all_started = False
         self._waiting_announced = False
-        if terms.places > terms.size and not on_demand(Configuration(spark)):
+        if terms.places > terms.size and not grows_on_demand(Configuration(spark)):
             self.placement.limit = terms.size
             threading.Thread(target=self._count_slots, name="spark_estimator slots", daemon=True).start()
 
@@ -198,13 +198,15 @@ class ElasticSparkRun:
         elapsed = timedelta(seconds=time.monotonic() - self._began)
         if self._start_timeout is not None and elapsed >= self._start_timeout:
             raise StartTimeoutError(
-                slots_wanting(self._spark, function, self.jobs.started, size, self._start_timeout, self._reports)
+                describe_missing_slots(
+                    self._spark, function, self.jobs.started, size, self._start_timeout, self._reports
+                )
             )
         if elapsed >= SAY_WAITING_AFTER and not self._waiting_announced:
             self._waiting_announced = True
             announce(
                 f"Spark has started {function} on {self.jobs.started} of {size} ranks after "
-                f"{elapsed.total_seconds():.0f} seconds; {self._reports.holders()}."
+                f"{elapsed.total_seconds():.0f} seconds; {self._reports.describe_holders()}."
             )
 
     def close(self) -> None:

@@ -21,9 +21,9 @@ from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.elastic.job import Following
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
-from spark_estimator.launch.job.failures import FailureReport, first_failure, job_error
+from spark_estimator.launch.job.failures import FailureReport, find_first_failure, make_job_error
 from spark_estimator.launch.job.options import JobOptions
-from spark_estimator.launch.job.pickling import name_of
+from spark_estimator.launch.job.pickling import describe_function
 from spark_estimator.launch.spark.elastic.job import run_elastic_on_spark
 from spark_estimator.launch.spark.slots import require_slots
 from spark_estimator.launch.spark.stage_job import NEW_EXECUTOR
@@ -41,23 +41,25 @@ def run_replacing(spark: SparkSession, function: Callable[..., Any], size: int, 
     Raises:
         As ``stage_job.run_on_spark``.
     """
-    name = name_of(function)
+    name = describe_function(function)
     limits = options.limits
     settings = Settings.read()
     timeout = timedelta(seconds=settings.elastic_timeout_seconds)
     replacements = 0
 
-    def began(_round: int) -> None:
+    def count_replacement(_round: int) -> None:
         nonlocal replacements
         replacements += 1
 
-    def error(why: str, earlier: Sequence[FailureReport], last: Sequence[FailureReport]) -> BaseException:
-        cause = first_failure(last) or first_failure(earlier)
+    def make_error(why: str, earlier: Sequence[FailureReport], last: Sequence[FailureReport]) -> BaseException:
+        cause = find_first_failure(last) or find_first_failure(earlier)
         if cause is None:
             return JobFailedError(f"{name} can't continue: {why}.")
-        made = job_error(cause, last or [cause], size, name)
+        made = make_job_error(cause, last or [cause], size, name)
         if replacements:
-            made.args = (f"{made}\n{_replaced(replacements, [each for each in earlier if each is not cause])}",)
+            made.args = (
+                f"{made}\n{_describe_replacements(replacements, [each for each in earlier if each is not cause])}",
+            )
         return made
 
     def run(attempt: Attempt) -> list[Any]:
@@ -69,16 +71,21 @@ def run_replacing(spark: SparkSession, function: Callable[..., Any], size: int, 
         # Lost ranks are announced even where the ranks' progress is not shown.
         loud = replace(options, verbose=max(options.verbose, 1), progress=options.progress_display)
         return run_elastic_on_spark(
-            spark, function, terms, loud, attempt=attempt, following=Following(began=began, error=error)
+            spark,
+            function,
+            terms,
+            loud,
+            attempt=attempt,
+            following=Following(began=count_replacement, error=make_error),
         )
 
     def recover(attempt: Attempt) -> None:
-        require_slots(spark, size, attempt.at_most(NEW_EXECUTOR))
+        require_slots(spark, size, attempt.limit_wait(NEW_EXECUTOR))
 
     return run_attempts(run, limits, name, recover=recover, replaced=lambda: replacements)
 
 
-def _replaced(count: int, earlier: Sequence[FailureReport]) -> str:
+def _describe_replacements(count: int, earlier: Sequence[FailureReport]) -> str:
     lines = [f"The job continued {count} times after a loss (each takes one of max_restarts)"]
     lines += [f"  {report.where} {report.message.splitlines()[0]}" for report in earlier if not report.secondary]
     return "\n".join(lines)

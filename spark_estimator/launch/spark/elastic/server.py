@@ -21,13 +21,13 @@ from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic.task import ElasticTask
 from spark_estimator.launch.spark.executor_losses import FailedTasks
 from spark_estimator.launch.spark.job_tag import JobTag
-from spark_estimator.launch.spark.rank_stage import profile_of, rank_stage
-from spark_estimator.launch.spark.session import session_thread
+from spark_estimator.launch.spark.rank_stage import make_rank_stage, profile_of
+from spark_estimator.launch.spark.session import make_session_thread
 from spark_estimator.launch.spark.start import TaskReports
-from spark_estimator.launch.spark.task_secrecy import Parcels, unlogged
-from spark_estimator.observe.channel import read_context
+from spark_estimator.launch.spark.task_secrecy import Parcels, suppress_logs
+from spark_estimator.observe.channel import unpack_context
 from spark_estimator.security import authentication
-from spark_estimator.security.encrypted_stream import tunnel
+from spark_estimator.security.encrypted_stream import open_tunnel
 from spark_estimator.security.encryption import Session
 from spark_estimator.security.handshake_server import HandshakeServer
 
@@ -96,17 +96,17 @@ class SparkTask:
         self._link_to = link_to
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._wanted = threading.Event()
+        self._needed = threading.Event()
         # Started here, as it takes over the properties of the thread that starts it; it waits until it is wanted.
-        self._thread = session_thread(spark, self._collect)
+        self._thread = make_session_thread(spark, self._collect)
         self._thread.start()
 
     def submit(self) -> None:
         """Have Spark run the task, once there is a slot."""
         self.submitted = True
-        self._wanted.set()
+        self._needed.set()
 
-    def connected(self, sock: socket.socket) -> None:
+    def attach(self, sock: socket.socket) -> None:
         """Note that the task has connected.
 
         Raises:
@@ -137,7 +137,7 @@ class SparkTask:
             patience: how long it may take to end on its own, before Spark is asked to cancel it.
         """
         self.given_up = True
-        self._wanted.set()
+        self._needed.set()
         self.hang_up()
         if self.submitted and self.wait(patience) is None:
             self._tag.cancel()
@@ -148,10 +148,10 @@ class SparkTask:
             self._thread.join(patience.total_seconds())
         return self.over
 
-    def reason_of_loss(self, patience: timedelta) -> str:
+    def wait_for_loss_reason(self, patience: timedelta) -> str:
         """Return why Spark has lost the task's executor; "" if it gives no reason within that time."""
         reports = TaskReports(self._spark, self._tag.text)
-        return FailedTasks(self._spark, reports.own_stages).wait_for_reason(0, patience)
+        return FailedTasks(self._spark, reports.find_own_stages).wait_for_reason(0, patience)
 
     def close(self) -> None:
         """Close the socket, once the link is no longer in use."""
@@ -161,16 +161,16 @@ class SparkTask:
 
     def _collect(self) -> None:
         over = Over(error=InterruptedError("it was cancelled before Spark had started it"))
-        self._wanted.wait()
+        self._needed.wait()
         try:
             if self.given_up:
                 return
             self._common_tag.add()
             self._tag.add(f"{self._job.function}, an elastic job's task {self.number}")
             task = ElasticTask(self._job, self.number, self._parcels)
-            with unlogged():
+            with suppress_logs():
                 profile = profile_of(self._spark)
-                frame = rank_stage(self._spark.range(0, 1, 1, 1), task, SCHEMA, barrier=False, profile=profile)
+                frame = make_rank_stage(self._spark.range(0, 1, 1, 1), task, SCHEMA, barrier=False, profile=profile)
                 rows = frame.collect()
             over = Over([ResultRow(*row) for row in rows])
         except BaseException as error:
@@ -212,18 +212,18 @@ class TaskServer:
         self._handshake_server.close()
 
     def _approve(self, context: bytes) -> None:
-        job_id, number = read_context(context)
+        job_id, number = unpack_context(context)
         task = self._tasks.get(number)
         if job_id != self.job.job_id.encode() or task is None or task.given_up:
             raise AuthenticationError(f"no task of that job and number is expected: {job_id!r}, {number}")
 
     def _admit(self, sock: socket.socket, context: bytes, origin: str, session: Session | None) -> None:
-        number = read_context(context)[1]
+        number = unpack_context(context)[1]
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._tasks[number].connected(tunnel(sock, session, f"the connection of elastic task {number}"))
+        self._tasks[number].attach(open_tunnel(sock, session, f"the connection of elastic task {number}"))
 
 
-def link_over(sock: socket.socket, heartbeat: timedelta, silence: timedelta) -> AgentLink:
+def open_link(sock: socket.socket, heartbeat: timedelta, silence: timedelta) -> AgentLink:
     """Open the driver's end of the connection to a task's agent."""
     sock.settimeout(None)
     return AgentLink(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)

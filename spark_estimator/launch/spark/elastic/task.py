@@ -24,20 +24,20 @@ from spark_estimator.env import Settings
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink
-from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, outcome_fields
+from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, pack_outcome
 from spark_estimator.launch.job import failures
-from spark_estimator.launch.job.environment import task_share, worker_environment
-from spark_estimator.launch.job.gpus import ORDER, look, pinning
+from spark_estimator.launch.job.environment import decide_task_threads, make_worker_environment
+from spark_estimator.launch.job.gpus import ORDER, find_task_gpus, pin_gpus
 from spark_estimator.launch.job.outcome import Outcome
-from spark_estimator.launch.job.spec import JobSpec, job_key
-from spark_estimator.launch.job.versions import own_versions, refusal
-from spark_estimator.launch.spark.meeting import SetupError, unreachable
-from spark_estimator.launch.spark.stage_task import batches_of, files_folder, unstarted
+from spark_estimator.launch.job.spec import JobSpec, derive_job_key
+from spark_estimator.launch.job.versions import explain_refusal, read_own_versions
+from spark_estimator.launch.spark.meeting import SetupError, describe_unreachable
+from spark_estimator.launch.spark.stage_task import make_batches, make_files_variable, make_unstarted_outcome
 from spark_estimator.launch.spark.task_secrecy import Parcels
 from spark_estimator.launch.worker import orphans
-from spark_estimator.observe.channel import connected_socket
+from spark_estimator.observe.channel import connect_socket
 from spark_estimator.security.authentication import RefusedError
-from spark_estimator.security.encrypted_stream import tunnel
+from spark_estimator.security.encrypted_stream import open_tunnel
 
 
 @dataclass(frozen=True)
@@ -58,37 +58,39 @@ class ElasticTask:
         """Supervise one worker and yield its result rows; none when the driver has no use for this task."""
         for _ in batches:
             pass
-        with orphans.ended_first():
+        with orphans.end_orphans_on_signal():
             outcome = self._supervise()
         if outcome is not None:
-            yield from batches_of(outcome, self.number)
+            yield from make_batches(outcome, self.number)
 
     def _supervise(self) -> Outcome | None:
         job, address = self.job, self.job.channel
         assert address is not None
-        refused = refusal(job.versions, own_versions())
+        refused = explain_refusal(job.versions, read_own_versions())
         if refused:
-            return unstarted(SetupError(failures.ENVIRONMENT, refused))
+            return make_unstarted_outcome(SetupError(failures.ENVIRONMENT, refused))
         try:
-            sock, session = connected_socket(
+            sock, session = connect_socket(
                 (address.host, address.port), address.token, job.job_id, self.number, encrypted=job.encrypted
             )
         except RefusedError:
             return None  # Spark has started the task again, and the driver has given up its first start
         except (OSError, AuthenticationError) as error:
-            return unstarted(SetupError(failures.NOT_STARTED, unreachable(address, error, "an elastic job")))
+            return make_unstarted_outcome(
+                SetupError(failures.NOT_STARTED, describe_unreachable(address, error, "an elastic job"))
+            )
         context = TaskContext.get()
         cpus = 1 if context is None else context.cpus()
         around = {**job.environment_if_unset, **os.environ}
-        environment = worker_environment(around, job.environment, task_share(cpus), spark=True)
-        environment |= own_gpus(context, {**around, **environment}) | files_folder()
+        environment = make_worker_environment(around, job.environment, decide_task_threads(cpus), spark=True)
+        environment |= pin_own_gpus(context, {**around, **environment}) | make_files_variable()
         settings = Settings.read(environment)
         heartbeat, silence = (timedelta(seconds=s) for s in (settings.heartbeat_seconds, settings.silence_seconds))
         own_address = sock.getsockname()[0]
-        sock = tunnel(sock, session, "the connection to the driver")
+        sock = open_tunnel(sock, session, "the connection to the driver")
         with sock:
             link = AgentLink(sock.fileno(), os.dup(sock.fileno()), heartbeat, silence)
-            job = replace(job, environment=environment, payload=self.parcels.payload.opened())
+            job = replace(job, environment=environment, payload=self.parcels.payload.read())
             agent = TaskAgent(link, job, own_address, address.token)
             agent.run()
             with suppress(OSError):
@@ -96,7 +98,7 @@ class ElasticTask:
         return agent.outcome
 
 
-def own_gpus(context: TaskContext | None, environ: Mapping[str, str]) -> dict[str, str]:
+def pin_own_gpus(context: TaskContext | None, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which a worker sees the GPUs that Spark gave its task, the first as ``cuda:0``.
 
     It sees no others. Other ranks of the host come and go, so that device `local_rank` cannot be a rank's own, as
@@ -115,7 +117,7 @@ def own_gpus(context: TaskContext | None, environ: Mapping[str, str]) -> dict[st
     gpus = None if context is None else context.resources().get("gpu")
     if gpus is None or not gpus.addresses:
         return {}
-    variables = dict(pinning([look(gpus.addresses, environ)], 0, None).variables)
+    variables = dict(pin_gpus([find_task_gpus(gpus.addresses, environ)], 0, None).variables)
     return {name: value for name, value in variables.items() if name != ORDER or name not in environ}
 
 
@@ -141,23 +143,23 @@ class TaskAgent(WorkerAgent):
     def hand_over(self, number: int, outcome: Outcome) -> None:
         """Report to the driver how the worker has ended, and keep its value for Spark."""
         self.outcome = outcome
-        self.link.send_json(frames.OUTCOME, process=number, **outcome_fields(outcome), bytes=None)
+        self.link.send_json(frames.OUTCOME, process=number, **pack_outcome(outcome), bytes=None)
 
-    def completed(self, rendezvous: Rendezvous) -> Rendezvous:
+    def complete(self, rendezvous: Rendezvous) -> Rendezvous:
         """Derive the round's key from the share that the driver has sent, and the token that was sent with the task.
 
         So neither a process that has listened to the connection knows the key, nor one that can read a task's
         description.
         """
-        return replace(rendezvous, key=job_key([rendezvous.key], self._token, rendezvous.job_id))
+        return replace(rendezvous, key=derive_job_key([rendezvous.key], self._token, rendezvous.job_id))
 
-    def passed_down(self, received: bytes) -> bytes:
+    def translate_relayed(self, received: bytes) -> bytes:
         """Return the bytes that the driver sends to the worker between two rounds, with the keys completed."""
         self._pending += received
         translated = b""
         while (message := launcher_link.take(self._pending)) is not None:
             if message.get("kind") == launcher_link.ROUND:
-                coming = self.completed(Rendezvous.from_json(str(message["rendezvous"])))
+                coming = self.complete(Rendezvous.from_json(str(message["rendezvous"])))
                 message = {**message, "rendezvous": coming.to_json()}
             translated += launcher_link.pack(message)
         return translated

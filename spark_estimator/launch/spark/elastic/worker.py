@@ -25,14 +25,14 @@ from spark_estimator.launch.elastic.placement import FAILURES
 from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome, Relay
-from spark_estimator.launch.job.results import manifests_of, verified_value
+from spark_estimator.launch.job.results import read_manifests, verify_value
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.spark import errors as spark_errors
 from spark_estimator.launch.spark.driver_channel import address_for_executors
-from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask, TaskServer, link_over
-from spark_estimator.launch.spark.executor_losses import describe_loss, lost_executor
+from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask, TaskServer, open_link
+from spark_estimator.launch.spark.executor_losses import describe_loss, find_lost_executor
 from spark_estimator.launch.spark.job_tag import JobTag
-from spark_estimator.launch.spark.task_secrecy import packed
+from spark_estimator.launch.spark.task_secrecy import pack_parcels
 from spark_estimator.observe.driver_log import announce, printable
 from spark_estimator.peer_json import parse_object
 from spark_estimator.reader_thread import ReaderThread
@@ -99,7 +99,7 @@ class SparkJobs:
         self._verbose = verbose
         settings = Settings.read(job.environment)
         self._link_to = functools.partial(
-            link_over,
+            open_link,
             heartbeat=timedelta(seconds=settings.heartbeat_seconds),
             silence=timedelta(seconds=settings.silence_seconds),
         )
@@ -111,7 +111,7 @@ class SparkJobs:
         self._server = TaskServer(address, job)
         self._until_closed = contextlib.ExitStack()
         try:
-            self._sent_job, self._parcels = self._until_closed.enter_context(packed(spark, self._server.job))
+            self._sent_job, self._parcels = self._until_closed.enter_context(pack_parcels(spark, self._server.job))
         except BaseException:
             self._server.close()
             raise
@@ -157,12 +157,12 @@ class SparkJobs:
         error: Exception | None = None
         if over.error is not None:
             text = str(over.error)
-            error = spark_errors.cancelled(text, self.function)
+            error = spark_errors.find_cancellation(text, self.function)
             # A lost executor is one process less, whenever it is lost.
-            if error is None and not connected and lost_executor(text) is None:
-                error = spark_errors.explain(text) or spark_errors.ended_by_spark(over.error, self.function)
+            if error is None and not connected and find_lost_executor(text) is None:
+                error = spark_errors.explain(text) or spark_errors.make_spark_error(over.error, self.function)
         else:
-            for manifest in manifests_of(over.rows):
+            for manifest in read_manifests(over.rows):
                 if manifest.failure is not None and not connected:
                     kind = PythonEnvironmentError if manifest.failure.kind == failures.ENVIRONMENT else PreflightError
                     error = kind(f"an executor on host {manifest.host} {manifest.failure.message}")
@@ -204,7 +204,7 @@ class SparkWorkerHandle:
         self._relay = relay
         self._worker_link = link
         self._task = jobs.make_task()
-        self._there: RemoteWorkerHandle | None = None
+        self._remote: RemoteWorkerHandle | None = None
         self._host = "unknown"
         self._lock = threading.Lock()
         self._stopped = ""
@@ -212,7 +212,7 @@ class SparkWorkerHandle:
     @property
     def pid(self) -> int:
         """Implement `WorkerHandle.pid`."""
-        return 0 if self._there is None else self._there.pid
+        return 0 if self._remote is None else self._remote.pid
 
     def start(self) -> PeerFacts | Outcome:
         """Implement `WorkerHandle.start`. Waits for a slot for as long as it takes."""
@@ -220,9 +220,9 @@ class SparkWorkerHandle:
             self._task.submit()
             event = self._task.events.get()
             if isinstance(event, Connected):
-                talk = event.link.frames()
+                talk = event.link.read_frames()
                 with contextlib.suppress(OSError, ValueError, KeyError, StopIteration):
-                    self._host = printable(_hello(talk))
+                    self._host = printable(_read_host_name(talk))
             if not isinstance(event, Connected) or self._jobs.is_used(self._host):
                 break
             # The task keeps its slot until the job's end, so that no other gets it.
@@ -232,10 +232,10 @@ class SparkWorkerHandle:
                     self._task.wake()
         if isinstance(event, Over):
             self._jobs.note_spark_end(event, connected=False)
-            return self._failed(failures.NOT_STARTED, "could not be started: Spark has ended its task")
+            return self._make_failed_outcome(failures.NOT_STARTED, "could not be started: Spark has ended its task")
         with self._lock:
             if isinstance(event, Connected) and not self._stopped:
-                self._there = RemoteWorkerHandle(
+                self._remote = RemoteWorkerHandle(
                     self._host,
                     event.link,
                     self._number,
@@ -244,100 +244,100 @@ class SparkWorkerHandle:
                     self._worker_link,
                     lambda: self._task.given_up,
                 )
-        if self._there is None or not isinstance(event, Connected):
+        if self._remote is None or not isinstance(event, Connected):
             self._task.give_up()
-            return self._failed(failures.STOPPED, f"was stopped {self._stopped}")
-        self._read_on(event.link, talk, self._there)
-        started = self._there.start()
+            return self._make_failed_outcome(failures.STOPPED, f"was stopped {self._stopped}")
+        self._read_on(event.link, talk, self._remote)
+        started = self._remote.start()
         if isinstance(started, PeerFacts):
             self._jobs.note_start(self._rank, started)
             return started
-        return self._ended(started)
+        return self._conclude(started)
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
         """Implement `WorkerHandle.run`. The value of a worker that has succeeded is returned through Spark."""
-        assert self._there is not None
+        assert self._remote is not None
         self._rank = rendezvous.rank
-        return self._ended(self._there.run(rendezvous))
+        return self._conclude(self._remote.run(rendezvous))
 
-    def become(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Implement `WorkerHandle.set_rank`."""
         self._rank = rank
-        if self._there is not None:
-            self._there.become(rank)
+        if self._remote is not None:
+            self._remote.set_rank(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
         """Implement `WorkerHandle.stop`."""
         with self._lock:
             self._stopped = self._stopped or reason
             self._task.wake()
-            there = self._there
-        if there is not None:
-            there.stop(reason, at_once=at_once)
+            remote = self._remote
+        if remote is not None:
+            remote.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
         """Implement `WorkerHandle.discard`."""
-        if self._there is not None:
-            self._there.discard()
+        if self._remote is not None:
+            self._remote.discard()
         self._task.give_up()
 
-    def _read_on(self, link: AgentLink, talk: Iterator[tuple[bytes, bytes]], there: RemoteWorkerHandle) -> None:
+    def _read_on(self, link: AgentLink, talk: Iterator[tuple[bytes, bytes]], remote: RemoteWorkerHandle) -> None:
         """Have a thread handle the frames of the task's agent until the stream ends."""
 
         def read() -> None:
             for letter, content in talk:
                 if letter == frames.RELAYED:
-                    there.take_relayed(frames.of_process(content)[1])
+                    remote.take_relayed(frames.split_process(content)[1])
                 else:
-                    there.take(letter, parse_object(content))
+                    remote.take(letter, parse_object(content))
 
         def end(error: BaseException | None) -> None:
-            why = f"its supervisor sent invalid data: {error!r}"
+            reason = f"its supervisor sent invalid data: {error!r}"
             if isinstance(error, SilentError):
-                why = f"{error}: its host, or the network to it, is down"
+                reason = f"{error}: its host, or the network to it, is down"
             elif error is None or isinstance(error, OSError):
-                why = "its Spark executor, or its host, has died or was cut off"
+                reason = "its Spark executor, or its host, has died or was cut off"
             elif isinstance(error, MemoryError):
-                why = "the driver has no memory for what its supervisor sent"
+                reason = "the driver has no memory for what its supervisor sent"
             link.give_up()
-            if not there.over and not self._task.given_up:
+            if not remote.over and not self._task.given_up:
                 over = self._task.wait(_SPARK_SAYS)
                 if over is not None:
                     self._jobs.note_spark_end(over, connected=True)
                 elif error is None or isinstance(error, OSError):
-                    happened = describe_loss(self._task.reason_of_loss(_REASON))
-                    why = f"its Spark executor {happened}" if happened else why
-            there.lost(why)
+                    happened = describe_loss(self._task.wait_for_loss_reason(_REASON))
+                    reason = f"its Spark executor {happened}" if happened else reason
+            remote.note_loss(reason)
             self._task.hang_up()
 
         ReaderThread(read, end, name=f"task of process {self._number}").start()
 
-    def _ended(self, outcome: Outcome) -> Outcome:
+    def _conclude(self, outcome: Outcome) -> Outcome:
         """Return `outcome`, with the value that it has; nothing of the task is left."""
         failure = outcome.failure
         if failure is None:
             self._task.hang_up()  # the agent ends when the connection ends
             over = self._task.wait(_ROWS)
             try:
-                outcome = replace(outcome, value=verified_value([] if over is None else over.rows))
+                outcome = replace(outcome, value=verify_value([] if over is None else over.rows))
             except ResultError as error:
-                failure = self._report(failures.LOST, f"succeeded, but its value was lost: {error}")
+                failure = self._make_report(failures.LOST, f"succeeded, but its value was lost: {error}")
                 outcome = replace(outcome, failure=failure)
         if failure is not None:
             threading.Thread(target=self._task.give_up, args=(_FAREWELL,), daemon=True).start()
         self._jobs.note_end(self._host, failure)
         return outcome
 
-    def _failed(self, kind: str, message: str) -> Outcome:
+    def _make_failed_outcome(self, kind: str, message: str) -> Outcome:
         self._worker_link.close()
-        report = self._report(kind, message)
+        report = self._make_report(kind, message)
         return Outcome(self._rank, self._host, 0, -signal.SIGKILL, report)
 
-    def _report(self, kind: str, message: str) -> FailureReport:
+    def _make_report(self, kind: str, message: str) -> FailureReport:
         return FailureReport(self._rank, self._host, self.pid, kind, message, when=time.monotonic())
 
 
-def _hello(talk: Iterator[tuple[bytes, bytes]]) -> str:
+def _read_host_name(talk: Iterator[tuple[bytes, bytes]]) -> str:
     """Return the host name in an agent's hello frame.
 
     Raises:

@@ -13,12 +13,12 @@ pytest.importorskip("pyspark")
 
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.launch.agent import link as frames
-from spark_estimator.launch.job.results import manifests_of
+from spark_estimator.launch.job.results import read_manifests
 from spark_estimator.launch.job.spec import JobSpec
-from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask, TaskServer, link_over
+from spark_estimator.launch.spark.elastic.server import Connected, Over, SparkTask, TaskServer, open_link
 from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.task_secrecy import Parcel, Parcels
-from spark_estimator.observe.channel import connected_socket
+from spark_estimator.observe.channel import connect_socket
 
 NEVER = timedelta(0)
 
@@ -30,7 +30,7 @@ class Case:
         self.server = TaskServer("127.0.0.1", JobSpec("0123456789abcdef", 1, "f()"))
         tag = JobTag(spark, "elastic server")
         self.task = SparkTask(
-            spark, 0, self.server.job, Parcels(Parcel()), tag, lambda sock: link_over(sock, NEVER, NEVER)
+            spark, 0, self.server.job, Parcels(Parcel()), tag, lambda sock: open_link(sock, NEVER, NEVER)
         )
         self.server.expect(self.task)
 
@@ -38,7 +38,7 @@ class Case:
         address = self.server.job.channel
         assert address is not None
         job_id = self.server.job.job_id if job_id is None else job_id
-        return connected_socket((address.host, address.port), address.token, job_id, number)[0]
+        return connect_socket((address.host, address.port), address.token, job_id, number)[0]
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def test_a_task_connects_and_ends_with_its_connection(case: Case) -> None:
     case.task.submit()
     event = case.task.events.get(timeout=60)
     assert isinstance(event, Connected), event
-    assert next(event.link.frames())[0] == frames.HELLO
+    assert next(event.link.read_frames())[0] == frames.HELLO
     case.task.hang_up()
     over = case.task.wait(timedelta(seconds=60))
-    assert over is not None and over.error is None and manifests_of(over.rows) == [], "it had no worker"
+    assert over is not None and over.error is None and read_manifests(over.rows) == [], "it had no worker"
     with contextlib.suppress(OSError):
         event.link.give_up()

@@ -19,13 +19,13 @@ import pytest
 pytest.importorskip("pyspark")
 
 from spark_estimator.collectives import launcher_link
-from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, new_job_id, new_key
+from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, make_job_id, make_key
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.job.outcome import Outcome
-from spark_estimator.launch.job.results import ResultRow, manifests_of
-from spark_estimator.launch.job.spec import ChannelAddress, JobSpec, job_key
-from spark_estimator.launch.spark.elastic.task import ElasticTask, TaskAgent, own_gpus
+from spark_estimator.launch.job.results import ResultRow, read_manifests
+from spark_estimator.launch.job.spec import ChannelAddress, JobSpec, derive_job_key
+from spark_estimator.launch.spark.elastic.task import ElasticTask, TaskAgent, pin_own_gpus
 from spark_estimator.launch.spark.task_secrecy import Parcel, Parcels
 from spark_estimator.security.handshake_server import HandshakeServer
 
@@ -46,7 +46,7 @@ def test_an_executor_with_another_package_is_refused() -> None:
     )
     (batch,) = ElasticTask(job, 0, Parcels(Parcel(job.payload)))(iter(()))
     row = ResultRow(*(column[0].as_py() for column in batch.columns))
-    (manifest,) = manifests_of([row])
+    (manifest,) = read_manifests([row])
     assert manifest.failure is not None and "but the driver runs 0.0.7" in manifest.failure.message
 
 
@@ -73,8 +73,8 @@ class Resources:
 def test_a_worker_sees_the_gpus_of_its_task(
     addresses: tuple[str, ...], environ: dict[str, str], expected: dict[str, str]
 ) -> None:
-    assert own_gpus(Resources(addresses), environ) == expected  # type: ignore[arg-type]
-    assert own_gpus(None, environ) == {}
+    assert pin_own_gpus(Resources(addresses), environ) == expected  # type: ignore[arg-type]
+    assert pin_own_gpus(None, environ) == {}
 
 
 @pytest.fixture
@@ -86,15 +86,15 @@ def agent() -> TaskAgent:
 
 
 def test_a_key_is_made_of_the_share_and_the_token(agent: TaskAgent) -> None:
-    sent = Rendezvous(new_job_id(), new_key(), 0, (PeerFacts(0, "host", "id", "127.0.0.1", 1),), -1)
-    expected = replace(sent, key=job_key([sent.key], TOKEN, sent.job_id))
-    assert agent.completed(sent) == expected and expected.key != sent.key
+    sent = Rendezvous(make_job_id(), make_key(), 0, (PeerFacts(0, "host", "id", "127.0.0.1", 1),), -1)
+    expected = replace(sent, key=derive_job_key([sent.key], TOKEN, sent.job_id))
+    assert agent.complete(sent) == expected and expected.key != sent.key
 
     messages = [{"kind": launcher_link.UPDATED}, {"kind": launcher_link.ROUND, "rendezvous": sent.to_json()}]
     received = b"".join(map(launcher_link.pack, messages))
-    passed = bytearray(agent.passed_down(received[:-3]))
+    passed = bytearray(agent.translate_relayed(received[:-3]))
     assert launcher_link.take(passed) == messages[0] and not passed, "the second is not whole yet"
-    passed += agent.passed_down(received[-3:])
+    passed += agent.translate_relayed(received[-3:])
     message = launcher_link.take(passed)
     assert message is not None and Rendezvous.from_json(message["rendezvous"]) == expected
 
@@ -152,7 +152,7 @@ def test_a_driver_that_knows_the_token_cannot_have_a_task_run_anything_else(
             rank["environment"] = evil
         link.send_json(frames.START, **start)
         peer = PeerFacts(0, "host", "id", "127.0.0.1", 1)
-        rendezvous = Rendezvous(job.job_id, new_key(), 0, (peer,), -1)
+        rendezvous = Rendezvous(job.job_id, make_key(), 0, (peer,), -1)
         link.send_json(frames.RUN, process=0, rendezvous=rendezvous.to_json(), **rank)
         task.join(60)
         ended = not task.is_alive()
@@ -165,5 +165,5 @@ def test_a_driver_that_knows_the_token_cannot_have_a_task_run_anything_else(
     order = {"command": "JOB", "payload": "PAYLOAD", "environment of a start": "START"}.get(hostile, "RUN")
     assert f"order {order} is refused" in capfd.readouterr().err
     assert ended, "the task waits for no more orders"
-    for manifest in manifests_of([ResultRow(*(column[0].as_py() for column in batch.columns)) for batch in rows]):
+    for manifest in read_manifests([ResultRow(*(column[0].as_py() for column in batch.columns)) for batch in rows]):
         assert manifest.failure is not None and f"order {order} is refused" in manifest.failure.message

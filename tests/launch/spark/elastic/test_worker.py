@@ -15,7 +15,7 @@ from spark_estimator.launch.job import failures
 from spark_estimator.launch.job.events import EventRelay
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.outcome import Outcome
-from spark_estimator.launch.job.results import manifests_of
+from spark_estimator.launch.job.results import read_manifests
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.elastic.server import Over, SparkTask
 from spark_estimator.launch.spark.elastic.worker import SparkJobs, SparkWorkerHandle
@@ -81,6 +81,6 @@ def test_a_task_that_spark_has_ended_is_a_failure(spark: Any) -> None:
     assert isinstance(outcome, Outcome) and outcome.failure is not None
     assert outcome.failure.kind == failures.NOT_STARTED
     ((over, connected),) = jobs.over
-    (manifest,) = manifests_of(over.rows)
+    (manifest,) = read_manifests(over.rows)
     assert not connected and manifest.failure is not None
     assert "cannot reach the driver at 127.0.0.1" in manifest.failure.message
