@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -89,25 +89,37 @@ def find_circles(graph: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
     return sorted(circle for circle in circles if len(circle) > 1)
 
 
-def find_folder_circles() -> Iterator[tuple[str, ...]]:
-    """Yield groups of siblings, of which at least one is a folder, that import each other; paths from the package."""
+def find_imports() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yield (importing, imported) modules of the package, as parts of their paths."""
     paths = find_sources()
     names = {
         ".".join(("spark_estimator", *Path(key).with_suffix("").parts)).removesuffix(".__init__"): key for key in paths
     }
-    graphs: dict[tuple[str, ...], dict[str, set[str]]] = {}
     for name, key in names.items():
         source = paths[key].read_text()
         skipped = type_lines(source)
         for line, full in imports(source, name, key.endswith("__init__.py")):
             target = full if full in names else full.rpartition(".")[0]
-            if line in skipped or target not in names or key.endswith("__init__.py"):
-                continue
-            mine, theirs = name.split(".")[1:], target.split(".")[1:]
-            depth = next((n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
-            if depth is not None:
-                graph = graphs.setdefault(tuple(mine[:depth]), {})
-                graph.setdefault(mine[depth], set()).add(theirs[depth])
+            if line not in skipped and target in names and not key.endswith("__init__.py"):
+                yield tuple(name.split(".")[1:]), tuple(target.split(".")[1:])
+
+
+def find_includes() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yield (including, included) files of the engine, as parts of their paths."""
+    for path in sorted((ROOT / "native").rglob("*")):
+        if path.suffix in {".h", ".cc"} and not {"tests", "fuzz", "benchmarks"} & set(path.parts):
+            for included in re.findall(r'^#include "(.+)"', path.read_text(), re.M):
+                yield path.relative_to(ROOT / "native").parts, Path(included).parts
+
+
+def find_folder_circles(uses: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]) -> Iterator[tuple[str, ...]]:
+    """Yield groups of siblings, files or folders, that use each other; ``uses`` are pairs of files."""
+    graphs: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for mine, theirs in uses:
+        depth = next((n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+        if depth is not None:
+            graph = graphs.setdefault(mine[:depth], {})
+            graph.setdefault(mine[depth], set()).add(theirs[depth])
     for parent, graph in sorted(graphs.items()):
         for circle in find_circles(graph):
             yield tuple("/".join((*parent, part)) for part in circle)
@@ -130,7 +142,13 @@ def test_the_package_is_within_its_limits() -> None:
 
 def test_no_folders_import_each_other_in_a_circle() -> None:
     assert find_circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [("a", "b", "c")]
-    assert set(find_folder_circles()) == CIRCLES
+    assert set(find_folder_circles(find_imports())) == CIRCLES
+
+
+def test_no_folders_of_the_engine_include_each_other_in_a_circle() -> None:
+    includes = set(find_includes())
+    assert (("engine", "rounds", "rounds.h"), ("engine", "wire", "proposal.h")) in includes
+    assert not list(find_folder_circles(includes))
 
 
 def test_no_class_has_more_than_15_instance_attributes() -> None:

@@ -5,7 +5,7 @@
 
 #include "base/dtype.h"
 #include "base/rows.h"
-#include "engine/negotiation/validity.h"
+#include "engine/wire/validity.h"
 
 namespace spark_estimator {
 namespace {

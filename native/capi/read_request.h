@@ -9,8 +9,8 @@
 
 #include "base/status.h"
 #include "engine/engine.h"
-#include "engine/negotiation/message.h"
 #include "engine/requests/request.h"
+#include "engine/wire/message.h"
 #include "spark_estimator/engine.h"
 
 namespace spark_estimator {

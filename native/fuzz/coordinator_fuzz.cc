@@ -1,6 +1,6 @@
 // Fuzzes the negotiation with requests that no honest rank would send: rank 0 survives them, and what it answers fits.
 #include "engine/negotiation/coordinator.h"
-#include "engine/negotiation/validity.h"
+#include "engine/wire/validity.h"
 #include "input.h"
 
 using namespace spark_estimator;

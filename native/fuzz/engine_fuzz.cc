@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "engine/membership/relayed_frame.h"
-#include "engine/negotiation/message.h"
-#include "engine/negotiation/validity.h"
+#include "engine/wire/message.h"
+#include "engine/wire/validity.h"
 #include "input.h"
 #include "scripted_peer.h"
 #include "spark_estimator/engine.h"

@@ -1,5 +1,5 @@
 // Fuzzes the readers of all messages between ranks: no bytes may hurt them, and what they accept means one thing only.
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 #include "input.h"
 
 using namespace spark_estimator;

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "engine/membership/relayed_frame.h"
-#include "engine/negotiation/message.h"
-#include "engine/rounds/proposal.h"
+#include "engine/wire/message.h"
+#include "engine/wire/proposal.h"
 #include "transport/frame.h"
 
 using namespace spark_estimator;

@@ -9,7 +9,7 @@
 
 #include "base/unique_fd.h"
 #include "check.h"
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 #include "spark_estimator/engine.h"
 #include "transport/frame.h"
 

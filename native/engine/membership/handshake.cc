@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "engine/negotiation/message.h"
-#include "engine/rounds/proposal.h"
+#include "engine/wire/message.h"
+#include "engine/wire/proposal.h"
 #include "spark_estimator/engine.h"
 
 namespace spark_estimator {

@@ -13,8 +13,8 @@
 #include "engine/engine_config.h"
 #include "engine/membership/membership.h"
 #include "engine/membership/peer_links.h"
-#include "engine/negotiation/message.h"
 #include "engine/parameters.h"
+#include "engine/wire/message.h"
 
 namespace spark_estimator {
 

@@ -23,7 +23,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/membership/heartbeat.h"
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 
 namespace spark_estimator {
 

@@ -1,13 +1,13 @@
 #include "engine/negotiation/coordinator.h"
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <utility>
 
 #include "base/dtype.h"
 #include "base/rows.h"
+#include "engine/wire/validity.h"
 
 namespace spark_estimator {
 namespace {
@@ -78,17 +78,6 @@ std::string GroupText(const Signature& signature, const Signature& reference) {
 std::string Stall::Describe() const {
   return op + " '" + name + "' has waited " + std::to_string(std::llround(waited_seconds)) + " s for " +
          RanksText(missing_global_ranks) + ", which did not submit it";
-}
-
-bool CanFuse(const Signature& a, const Signature& b) {
-  // Nor one that may be sent as int8: that depends on its bytes, and would on which others happen to be there.
-  const auto one_dtype = [&](const Signature& s) {
-    return std::all_of(s.parts.begin(), s.parts.end(),
-                       [&](const Part& p) { return p.dtype == a.parts[0].dtype && !p.int8; });
-  };
-  return a.op == SE_ALLREDUCE && b.op == SE_ALLREDUCE && a.place == b.place && a.reduce_op == b.reduce_op &&
-         a.reduce_op != SE_ADASUM && a.prescale == b.prescale && a.postscale == b.postscale && one_dtype(a) &&
-         one_dtype(b);
 }
 
 Coordinator::Coordinator(std::vector<int> global_ranks, int64_t fusion_threshold_bytes)

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 
 namespace spark_estimator {
 
@@ -80,9 +80,6 @@ class Coordinator {
   bool all_joined_ = false;
   std::vector<Ready> ready_;
 };
-
-// Whether two requests may run as one operation.
-bool CanFuse(const Signature& a, const Signature& b);
 
 }  // namespace spark_estimator
 

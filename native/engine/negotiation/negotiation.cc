@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "engine/negotiation/validity.h"
+#include "engine/wire/validity.h"
 
 namespace spark_estimator {
 

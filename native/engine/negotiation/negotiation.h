@@ -21,8 +21,8 @@
 
 #include "base/kept_memory.h"
 #include "base/status.h"
-#include "engine/negotiation/message.h"
 #include "engine/requests/request.h"
+#include "engine/wire/message.h"
 
 namespace spark_estimator {
 

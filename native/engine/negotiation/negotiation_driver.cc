@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "engine/negotiation/validity.h"
+#include "engine/wire/validity.h"
 
 namespace spark_estimator {
 

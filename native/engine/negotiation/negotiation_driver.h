@@ -24,13 +24,13 @@
 #include "engine/membership/peer_links.h"
 #include "engine/negotiation/negotiation.h"
 #include "engine/negotiation/negotiation_leader.h"
-#include "engine/negotiation/response_cache.h"
 #include "engine/negotiation/stall_reporter.h"
 #include "engine/operation_runner.h"
 #include "engine/parameters.h"
 #include "engine/requests/pending_requests.h"
 #include "engine/requests/question_queue.h"
 #include "engine/requests/request_table.h"
+#include "engine/requests/response_cache.h"
 #include "engine/rounds/round_driver.h"
 
 namespace spark_estimator {

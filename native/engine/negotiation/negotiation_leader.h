@@ -19,7 +19,7 @@
 
 #include "base/clock.h"
 #include "engine/negotiation/coordinator.h"
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 
 namespace spark_estimator {
 

@@ -146,17 +146,6 @@ void Timeline::Op(const OpRecord& record) {
   Record(event, record.name);
 }
 
-void Timeline::Phase(int32_t op, std::string_view name, const char* phase, Time begin, Time end) {
-  if (!on()) return;
-  TraceEvent event;
-  event.kind = TraceEvent::Kind::kPhase;
-  event.op = static_cast<int16_t>(op);
-  event.label = phase;
-  event.started = begin;
-  event.finished = end;
-  Record(event, name);
-}
-
 void Timeline::Cycle(Time at) {
   if (!on() || !marks_cycles()) return;
   TraceEvent event;

@@ -43,14 +43,12 @@ class Timeline {
   // ... and whether Cycle() is wanted.
   bool marks_cycles() const { return marks_cycles_.load(std::memory_order_relaxed); }
 
-  // The three below copy into memory and do no I/O; what the disk is too slow for is dropped and counted. Without
+  // The two below copy into memory and do no I/O; what the disk is too slow for is dropped and counted. Without
   // effect when the timeline is off.
 
   // An op that ended: NEGOTIATE_<OP>, then <OP> with the algorithm's name inside. For each name of a fused op, so that
   // each has its row; the fused ones bear the same sequence.
   void Op(const OpRecord& record);
-  // A part of an op, such as MEMCPY_IN_FUSION_BUFFER (see below), in the row of the op's name. `phase`: static storage.
-  void Phase(int32_t op, std::string_view name, const char* phase, Time begin, Time end);
   // The engine's thread woke at this time.
   void Cycle(Time at);
 
@@ -75,11 +73,6 @@ class Timeline {
   std::unique_ptr<TraceBuffer> filling_;  // null when nothing is to be recorded
   bool stopping_ = false;
 };
-
-// Horovod's names for phases.
-inline constexpr char kWaitForData[] = "WAIT_FOR_DATA";
-inline constexpr char kMemcpyInFusionBuffer[] = "MEMCPY_IN_FUSION_BUFFER";
-inline constexpr char kMemcpyOutFusionBuffer[] = "MEMCPY_OUT_FUSION_BUFFER";
 
 }  // namespace spark_estimator
 

@@ -12,7 +12,6 @@
 #include "base/dtype.h"
 #include "base/utf8.h"
 #include "engine/observe/flight_recorder.h"
-#include "engine/observe/timeline.h"
 #include "spark_estimator/engine.h"
 
 namespace spark_estimator {
@@ -112,13 +111,7 @@ Status TraceFile::Write(const TraceBuffer& buffer) {
       AppendNumber(rank_);
       text_ += ",\"tid\":0},\n";
     } else {
-      const int row = RowOf(event.op, buffer.NameOf(event));
-      if (event.kind == TraceEvent::Kind::kOp) {
-        AppendOp(event, row);
-      } else {
-        BeginSpan("", event.label, event.started, event.finished, row);
-        text_ += "},\n";
-      }
+      AppendOp(event, RowOf(event.op, buffer.NameOf(event)));
     }
     if (text_.size() >= kBlockBytes) SE_RETURN_IF_ERROR(Flush());
   }
@@ -184,7 +177,7 @@ void TraceFile::AppendOp(const TraceEvent& event, int row) {
   text_ += "},\n";
   if (event.started == Time{} || event.label[0] == '\0') return;
   // Behind other ops, or for a GPU's stream.
-  BeginSpan("", kWaitForData, event.agreed, event.started, row);
+  BeginSpan("", "WAIT_FOR_DATA", event.agreed, event.started, row);
   text_ += "},\n";
   BeginSpan("", event.label, event.started, event.finished, row);
   text_ += "},\n";

@@ -21,7 +21,6 @@ namespace spark_estimator {
 struct TraceEvent {
   enum class Kind : uint8_t {
     kOp,
-    kPhase,  // from `started` to `finished`
     kCycle,  // at `started`
   };
   Kind kind = Kind::kOp;
@@ -32,7 +31,7 @@ struct TraceEvent {
   int32_t num_requests = 0;
   uint32_t name_bytes = 0;
   size_t name_begins = 0;  // in TraceBuffer::names
-  const char* label = "";  // the algorithm or phase; static storage
+  const char* label = "";  // the algorithm; static storage
   int64_t sequence = 0;
   int64_t bytes = 0;
   Time submitted{};

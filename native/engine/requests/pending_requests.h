@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "engine/negotiation/response_cache.h"
 #include "engine/observe/counters.h"
 #include "engine/requests/request.h"
-#include "engine/rounds/proposal.h"
+#include "engine/requests/response_cache.h"
+#include "engine/wire/proposal.h"
 
 namespace spark_estimator {
 

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/kept_memory.h"
 #include "base/status.h"
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 #include "gpu/device.h"
 
 namespace spark_estimator {

@@ -29,9 +29,9 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "engine/negotiation/message.h"
 #include "engine/observe/counters.h"
 #include "engine/rounds/rounds.h"
+#include "engine/wire/message.h"
 
 namespace spark_estimator {
 

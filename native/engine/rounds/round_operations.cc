@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "engine/negotiation/coordinator.h"
+#include "engine/wire/validity.h"
 
 namespace spark_estimator {
 

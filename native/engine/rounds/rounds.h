@@ -8,8 +8,8 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "engine/negotiation/message.h"
-#include "engine/rounds/proposal.h"
+#include "engine/wire/message.h"
+#include "engine/wire/proposal.h"
 
 namespace spark_estimator {
 

@@ -7,8 +7,8 @@
 
 #include "algorithms/hosts.h"
 #include "check.h"
-#include "engine/requests/inline_data.h"
 #include "engine/rounds/frame_rounds.h"
+#include "engine/rounds/inline_data.h"
 #include "requests.h"
 
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/bytes.h"
 #include "check.h"
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 
 namespace {
 

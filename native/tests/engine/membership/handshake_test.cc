@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 #include "spark_estimator/engine.h"
 
 namespace {

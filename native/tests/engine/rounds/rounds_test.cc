@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/negotiation/response_cache.h"
+#include "engine/requests/response_cache.h"
 #include "engine/rounds/frame_rounds.h"
 
 namespace {

@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 
 namespace spark_estimator {
 

@@ -10,8 +10,8 @@
 
 #include "base/status.h"
 #include "engine/executor.h"
-#include "engine/negotiation/response_cache.h"
 #include "engine/requests/request.h"
+#include "engine/requests/response_cache.h"
 #include "engine/rounds/rounds.h"
 
 namespace spark_estimator {

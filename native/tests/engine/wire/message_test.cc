@@ -1,5 +1,5 @@
 // The messages of negotiation: written messages are read back equal, and no others are read.
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 
 #include <string>
 

@@ -1,11 +1,11 @@
-#include "engine/requests/inline_data.h"
+#include "engine/rounds/inline_data.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/dtype.h"
 #include "base/kernels/kernels.h"
-#include "engine/negotiation/validity.h"
+#include "engine/wire/validity.h"
 
 namespace spark_estimator {
 namespace {

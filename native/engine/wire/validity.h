@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 
 namespace spark_estimator {
 
@@ -22,6 +22,8 @@ bool IsPossible(const Signature& signature, int size);
 bool IsPossible(const Response& response, int size);
 // Whether a rank that has joined can take part in it without its own request.
 bool TakesZeros(const Signature& signature);
+// Whether two requests may run as one operation.
+bool CanFuse(const Signature& a, const Signature& b);
 // Whether a coordinator could have fused these, the requests that a response names, into one operation.
 bool MayBeOne(const std::vector<const Signature*>& signatures, int64_t fusion_threshold_bytes);
 // Whether `rows`, as in Response, can be those of a group in which `rank` gave `own`.

@@ -1,4 +1,4 @@
-#include "engine/rounds/proposal.h"
+#include "engine/wire/proposal.h"
 
 #include <algorithm>
 #include <utility>

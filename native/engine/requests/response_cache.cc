@@ -1,4 +1,4 @@
-#include "engine/negotiation/response_cache.h"
+#include "engine/requests/response_cache.h"
 
 #include <cmath>
 #include <limits>

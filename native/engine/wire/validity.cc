@@ -1,4 +1,4 @@
-#include "engine/negotiation/validity.h"
+#include "engine/wire/validity.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,9 +7,7 @@
 #include <string>
 
 #include "base/dtype.h"
-#include "engine/negotiation/coordinator.h"
 #include "spark_estimator/engine.h"
-#include "transport/segment.h"
 
 namespace spark_estimator {
 namespace {
@@ -151,6 +149,17 @@ bool IsPossible(const Response& response, int size) {
 bool TakesZeros(const Signature& signature) {
   return signature.op == SE_BARRIER ||
          (signature.op == SE_ALLREDUCE && (signature.reduce_op == SE_SUM || signature.reduce_op == SE_AVERAGE));
+}
+
+bool CanFuse(const Signature& a, const Signature& b) {
+  // Nor one that may be sent as int8: that depends on its bytes, and would on which others happen to be there.
+  const auto one_dtype = [&](const Signature& s) {
+    return std::all_of(s.parts.begin(), s.parts.end(),
+                       [&](const Part& p) { return p.dtype == a.parts[0].dtype && !p.int8; });
+  };
+  return a.op == SE_ALLREDUCE && b.op == SE_ALLREDUCE && a.place == b.place && a.reduce_op == b.reduce_op &&
+         a.reduce_op != SE_ADASUM && a.prescale == b.prescale && a.postscale == b.postscale && one_dtype(a) &&
+         one_dtype(b);
 }
 
 bool MayBeOne(const std::vector<const Signature*>& signatures, int64_t fusion_threshold_bytes) {

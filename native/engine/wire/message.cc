@@ -1,4 +1,4 @@
-#include "engine/negotiation/message.h"
+#include "engine/wire/message.h"
 
 #include "base/bytes.h"
 #include "base/dtype.h"

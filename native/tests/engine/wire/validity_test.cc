@@ -1,5 +1,5 @@
 // Messages that can be read and still cannot be true: none of them reaches the engine's arithmetic or memory.
-#include "engine/negotiation/validity.h"
+#include "engine/wire/validity.h"
 
 #include <functional>
 
