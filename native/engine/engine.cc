@@ -43,7 +43,8 @@ bool HasResult(int32_t op) { return op == SE_ALLGATHER || op == SE_ALLTOALL; }
 Engine::Engine(EngineConfig config)
     : config_(std::move(config)),
       requests_(&turn_, &counters_),
-      progress_({&config_, &requests_, &turn_, &questions_, &waker_, &counters_, &recorder_, &timeline_}),
+      group_(&config_, &counters_),
+      progress_(&group_, {&requests_, &turn_, &questions_, &waker_, &counters_, &recorder_, &timeline_}),
       shut_down_(SE_SHUT_DOWN, "this rank has shut down") {}
 
 Engine::~Engine() {
@@ -53,7 +54,7 @@ Engine::~Engine() {
 
 Status Engine::Create(EngineConfig config, std::vector<PeerConfig> peers, std::unique_ptr<Engine>* engine) {
   std::unique_ptr<Engine> made(new Engine(std::move(config)));
-  const Status status = made->progress_.Contained([&] { return made->Start(std::move(peers)); });
+  const Status status = made->group_.Contained([&] { return made->Start(std::move(peers)); });
   if (status.ok()) {
     *engine = std::move(made);
     return status;
@@ -62,7 +63,7 @@ Status Engine::Create(EngineConfig config, std::vector<PeerConfig> peers, std::u
   // overlay only that one's neighbours do.
   const bool is_own = status.code() == SE_NO_MEMORY || status.code() == SE_SYSTEM_ERROR || status.code() == SE_INTERNAL;
   const bool is_seen_by_few = made->config_.overlay && status.code() == SE_PEER_LOST;
-  if (is_own || is_seen_by_few) made->progress_.AnnounceFailure(status);
+  if (is_own || is_seen_by_few) made->group_.group_exit().AnnounceFailure(status);
   return status;
 }
 
@@ -70,9 +71,9 @@ Status Engine::Start(std::vector<PeerConfig> peers) {
   SE_RETURN_IF_ERROR(waker_.Open());
   SE_RETURN_IF_ERROR(progress_.Start(std::move(peers)));
   // An error here breaks the engine before there is another thread that might drive it.
-  if (const Status early = progress_.TakeEarlyFrames(); !early.ok()) progress_.Break(early);
+  if (const Status early = progress_.frames().TakeEarly(); !early.ok()) progress_.Break(early);
   const AllSignalsBlocked blocked;  // inherited by the thread
-  const Status started = progress_.Contained([&] {
+  const Status started = group_.Contained([&] {
     thread_ = std::thread([this] { RunThread(); });
     return Status::Ok();
   });
@@ -83,7 +84,7 @@ Status Engine::Start(std::vector<PeerConfig> peers) {
 
 Status Engine::Accept(const Signature& signature, GpuPlace place, GpuWork* work) {
   if (signature.place == SE_HOST) return Status::Ok();
-  return progress_.gpu().Accept(place.device, place.stream, work).Within(LabelOf(signature, signature.number));
+  return group_.gpu().Accept(place.device, place.stream, work).Within(LabelOf(signature, signature.number));
 }
 
 Status Engine::Submit(std::shared_ptr<const Signature> signature, std::vector<TensorMemory> memory, GpuPlace place,
@@ -159,8 +160,7 @@ Status Engine::RunPlan(Plan& plan, const void* const* inputs, void* const* outpu
 Status Engine::Concluded(const Status& outcome, const Request& request) {
   if (!outcome.ok() || !request.gpu.done) return outcome;
   // It was submitted: an exception from here on must not report that it was not.
-  return progress_.Contained(
-      [&] { return progress_.gpu().AwaitOn(request, request.gpu.stream).Within(LabelOf(request)); });
+  return group_.Contained([&] { return group_.gpu().AwaitOn(request, request.gpu.stream).Within(LabelOf(request)); });
 }
 
 void Engine::Retire(Plan& plan) {
@@ -176,7 +176,7 @@ bool Engine::MayDrive() const {
 
 void Engine::Drive(Lock& lock, const RequestPtr& request, Time deadline) {
   turn_.TakeByCaller();
-  const Status status = progress_.Contained([&] {
+  const Status status = group_.Contained([&] {
     progress_.TakeSubmitted();
     lock.unlock();
     return progress_.Drive(Progress::Driver::kCaller, request.get(), deadline);
@@ -190,7 +190,7 @@ void Engine::Drive(Lock& lock, const RequestPtr& request, Time deadline) {
     waker_.Wake();
   } else if (turn_.any_waiting()) {
     turn_.WakeAll();
-  } else if (!progress_.CanWait() || progress_.any_left()) {
+  } else if (!progress_.CanWait() || group_.membership().any_left()) {
     waker_.Wake();
   }
 }
@@ -220,7 +220,7 @@ Status Engine::WaitOrGiveHandle(Lock& lock, const RequestPtr& request, Seconds t
     const Status status = WaitFor(lock, request, DeadlineIn(timeout));
     if (status.code() != SE_IN_PROGRESS || request->handle != 0) return status;
     // Its tensors are in use: without a handle, the caller cannot leave it.
-    const Status has_handle = progress_.Contained([&] {
+    const Status has_handle = group_.Contained([&] {
       requests_.GiveHandle(request);
       return Status::Ok();
     });
@@ -239,7 +239,7 @@ Status Engine::Wait(int64_t handle, Seconds timeout) {
 Status Engine::AwaitOnStream(int64_t handle, CudaStream stream) {
   RequestPtr request;
   SE_RETURN_IF_ERROR(requests_.FindDoneOnGpu(handle, &request));
-  return progress_.gpu().AwaitOn(*request, stream).Within(LabelOf(*request));
+  return group_.gpu().AwaitOn(*request, stream).Within(LabelOf(*request));
 }
 
 Status Engine::CopyResult(int64_t handle, int tensor, void* output, CudaStream stream) {
@@ -248,7 +248,7 @@ Status Engine::CopyResult(int64_t handle, int tensor, void* output, CudaStream s
   if (tensor < 0 || static_cast<size_t>(tensor) >= request->gathered.size()) {
     return Status(SE_INVALID_ARGUMENT, "handle " + std::to_string(handle) + " has no tensor " + std::to_string(tensor));
   }
-  return progress_.gpu().CopyResult(*request, static_cast<size_t>(tensor), output, stream).Within(LabelOf(*request));
+  return group_.gpu().CopyResult(*request, static_cast<size_t>(tensor), output, stream).Within(LabelOf(*request));
 }
 
 void Engine::Answer(int64_t question, std::string text) {
@@ -260,8 +260,8 @@ int64_t Engine::Counter(std::string_view name) const {
   if (const std::atomic<int64_t>* counter = FindCounter(counters_, name)) {
     return counter->load(std::memory_order_relaxed);
   }
-  if (name == "shared_memory") return progress_.topology().all_share() ? 1 : 0;
-  if (name == "hosts_share") return progress_.topology().local ? 1 : 0;
+  if (name == "shared_memory") return group_.topology().all_share() ? 1 : 0;
+  if (name == "hosts_share") return group_.topology().local ? 1 : 0;
   return -1;
 }
 
@@ -276,11 +276,11 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
     return Status::Ok();
   }
   if (what == "algorithms") {
-    *text = progress_.executor().DescribeChoices();
+    *text = group_.executor().DescribeChoices();
     return Status::Ok();
   }
   if (what == "gpu") {
-    *text = progress_.gpu().Describe();
+    *text = group_.gpu().Describe();
     return Status::Ok();
   }
   if (what == "running") {
@@ -306,7 +306,7 @@ Status Engine::OrderRing(std::vector<int> ranks, bool halves_in_ring) {
   if (requests_.any_live()) {
     return Status(SE_INVALID_ARGUMENT, "the order of the ring cannot change while this rank has requests in progress");
   }
-  progress_.OrderRing(RingOrder(std::move(ranks)), halves_in_ring);
+  group_.OrderRing(RingOrder(std::move(ranks)), halves_in_ring);
   return Status::Ok();
 }
 
@@ -325,16 +325,16 @@ void Engine::Shutdown() {
     turn_.WakeAll();
   }
   questions_.Close();
-  progress_.late_sockets().Close();
+  group_.late_sockets().Close();
   waker_.Wake();
   thread_.join();
-  progress_.gpu().Leave();
+  group_.gpu().Leave();
   timeline_.Stop();
 }
 
 void Engine::AbandonAfterFork() {
   // Plain closes of numbers: locks may be held by threads that do not exist here, and freeing could wait for them.
-  progress_.AbandonAfterFork();
+  group_.AbandonAfterFork();
   waker_.AbandonAfterFork();
   if (config_.own_segment.valid()) ::close(config_.own_segment.get());
 }

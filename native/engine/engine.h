@@ -22,6 +22,7 @@
 #include "base/status.h"
 #include "engine/drive_turn.h"
 #include "engine/engine_config.h"
+#include "engine/group.h"
 #include "engine/observe/counters.h"
 #include "engine/observe/flight_recorder.h"
 #include "engine/observe/timeline.h"
@@ -63,14 +64,14 @@ class Engine {
   Status AwaitOnStream(int64_t handle, CudaStream stream);
   Status CopyResult(int64_t handle, int tensor, void* output, CudaStream stream);
   void Release(int64_t handle) { requests_.Release(handle); }
-  Status AllocateShared(size_t bytes, void** data) { return progress_.topology().arena->Allocate(bytes, data); }
-  Status FreeShared(void* data) { return progress_.topology().arena->Free(data); }
+  Status AllocateShared(size_t bytes, void** data) { return group_.topology().arena->Allocate(bytes, data); }
+  Status FreeShared(void* data) { return group_.topology().arena->Free(data); }
   int64_t Counter(std::string_view name) const;
   static const char* CounterNames();
   Status AwaitQuestion(Seconds timeout, int64_t* question) { return questions_.Await(timeout, question); }
   void Answer(int64_t question, std::string text);
-  Status AwaitWantedPeer(Seconds timeout, int* rank) { return progress_.late_sockets().AwaitAsked(timeout, rank); }
-  void Deliver(LateSockets::Arrival arrival) { progress_.late_sockets().Deliver(std::move(arrival)); }
+  Status AwaitWantedPeer(Seconds timeout, int* rank) { return group_.late_sockets().AwaitAsked(timeout, rank); }
+  void Deliver(LateSockets::Arrival arrival) { group_.late_sockets().Deliver(std::move(arrival)); }
   // See se_order_ring.
   Status OrderRing(std::vector<int> ranks, bool halves_in_ring);
   // "flight_recorder", "algorithms", "gpu" or "running".
@@ -84,7 +85,7 @@ class Engine {
   int size() const { return config_.size; }
   bool has_overlay() const { return config_.overlay; }
   // That this rank could not allocate memory. It exists already.
-  const Status& no_memory() const { return progress_.no_memory(); }
+  const Status& no_memory() const { return group_.no_memory(); }
 
   // For a forked child: closes every descriptor and changes nothing else.
   void AbandonAfterFork();
@@ -124,6 +125,7 @@ class Engine {
   RequestTable requests_;
   QuestionQueue questions_;
   ThreadWaker waker_;
+  Group group_;
   Progress progress_;
   const Status shut_down_;  // made before it is needed
   std::mutex shutdown_mutex_;

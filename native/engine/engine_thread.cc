@@ -42,7 +42,7 @@ bool Engine::TakeTurn(Time* next_wake) {
     return false;
   }
   const bool others_wait = turn_.any_waiting();
-  const Status status = progress_.Contained([&] {
+  const Status status = group_.Contained([&] {
     progress_.TakeSubmitted();
     lock.unlock();
     return progress_.Cycle(others_wait);
@@ -72,35 +72,35 @@ void Engine::EndJob() noexcept {
   if (!requests_.is_broken()) progress_.Break(shut_down_);
   const Status& why = requests_.broken();
   const bool in_good_order = why.code() == SE_SHUT_DOWN;
-  if (!in_good_order) progress_.AnnounceFailure(why);
+  if (!in_good_order) group_.group_exit().AnnounceFailure(why);
   // A broken engine keeps its links until it is shut down: peers that have not seen the culprit yet would treat this
   // rank's end of file as another death. A rank that leaves stays until its GPU has finished: the others' GPUs need it
   // until then.
-  GpuExecutor& gpu = progress_.gpu();
+  GpuExecutor& gpu = group_.gpu();
   const Time give_up = After(gpu.deadline());
   bool gpu_works = in_good_order;
   for (;;) {
     gpu_works = gpu_works && gpu.IsBusy() && Clock::now() < give_up;
     if (requests_.is_stopping() && !gpu_works) break;
     if (gpu_works) {
-      const Status failed = progress_.Contained([&] { return progress_.WatchPeers(); });
+      const Status failed = group_.Contained([&] { return progress_.frames().WatchPeers(); });
       if (failed.ok()) continue;
-      (void)progress_.Contained([&] {
+      (void)group_.Contained([&] {
         gpu.Abort(failed);
         return Status::Ok();
       });
       gpu_works = false;
       continue;
     }
-    progress_.TendLinks();
-    progress_.Flush();
+    group_.group_exit().TendLinks(Clock::now());
+    progress_.frames().Flush();
     // Rarely: a frozen peer may never take it in.
-    const Time next = progress_.NextHeartbeat();
-    waker_.Sleep(progress_.HasUnsent() ? std::min(next, After(kLetGo)) : next);
+    const Time next = group_.membership().NextWake();
+    waker_.Sleep(group_.links().HasUnsent() ? std::min(next, After(kLetGo)) : next);
     Increase(counters_.wakeups);
   }
   // After an abort the peers know already; the goodbye prevents that ranks that have left in order are treated as dead.
-  if (in_good_order) progress_.SayGoodbye();
+  if (in_good_order) group_.group_exit().SayGoodbye(progress_.executed());
 }
 
 }  // namespace spark_estimator

@@ -1,8 +1,9 @@
-// Driving: rounds, negotiation and control frames.
 #include "engine/progress.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <utility>
+
+#include "engine/rounds/shared_rounds.h"
 
 namespace spark_estimator {
 namespace {
@@ -10,13 +11,52 @@ namespace {
 // How long the engine's thread continues by rounds before it checks for other work.
 constexpr Seconds kDriveAtOnce{0.2};
 constexpr Seconds kUnsentRetry{0.001};
-// How often who leaves looks at its GPU, in milliseconds.
-constexpr int kGpuLook = 1;
-// How long a broken data link waits for the control link's account of it.
-constexpr Seconds kExplanation{0.2};
-constexpr Seconds kRelayedExplanation{2};  // by ranks that look for frames every 50 ms
 
 }  // namespace
+
+// --- creation
+
+Progress::Progress(Group* group, Shared shared) : group_(*group), shared_(shared), outcome_(group) {}
+
+Status Progress::Start(std::vector<PeerConfig> peers) {
+  SE_RETURN_IF_ERROR(outcome_.Open());
+  SE_RETURN_IF_ERROR(group_.Start(std::move(peers), this));
+  Assemble();
+  return shared_.waker->WatchLinks(group_.links().poll_fd());
+}
+
+void Progress::Assemble() {
+  const Topology& topology = group_.topology();
+  cache_.emplace(group_.cache_capacity());
+  pending_.emplace(&*cache_, shared_.counters);
+  rounds_.emplace(MakeRounds(), shared_.counters);
+  runner_.emplace(OperationRunner::Parts{&group_.executor(), &group_.gpu(), shared_.requests, shared_.counters,
+                                         shared_.recorder, shared_.timeline});
+  operations_.emplace(RoundOperations::Parts{&*rounds_, &*pending_, &*cache_, &*runner_, &group_.executor(),
+                                             &group_.membership(), &group_.parameters(),
+                                             topology.all_share() ? topology.arena.get() : nullptr});
+  outcome_.Attach(&*runner_, &*operations_);
+  negotiation_.emplace(NegotiationDriver::Parts{&*rounds_, &*pending_, &*cache_, &*runner_, shared_.requests,
+                                                shared_.turn, &group_.parameters(), &group_.membership(),
+                                                &group_.links(), shared_.questions, shared_.counters});
+  frames_.emplace(PeerFrames::Parts{&group_, &*rounds_, frame_rounds_, &*negotiation_, &*runner_, shared_.requests,
+                                    shared_.questions, shared_.counters});
+  const EngineConfig& config = group_.config();
+  if (config.rank != 0) return;
+  negotiation_->Lead(NegotiationLeader(group_.membership().global_ranks(), group_.parameters().fusion_threshold_bytes),
+                     StallReporter(config.stall_warning_seconds, config.stall_shutdown_seconds, Clock::now()));
+}
+
+std::unique_ptr<Rounds> Progress::MakeRounds() {
+  const Topology& topology = group_.topology();
+  if (topology.all_share()) return std::make_unique<SharedRounds>(topology.local.get(), group_.cache_capacity());
+  auto rounds = std::make_unique<FrameRounds>(
+      group_.config().rank, group_.config().size, group_.cache_capacity(),
+      [this](int rank, std::string_view payload) { group_.links().Send(rank, FrameType::kRound, payload); },
+      [this](Time deadline) { return AwaitFrames(deadline); });
+  frame_rounds_ = rounds.get();
+  return rounds;
+}
 
 // --- driving
 
@@ -24,7 +64,7 @@ Status Progress::Drive(Driver driver, const Request* until, Time deadline) {
   driver_ = driver;
   while (rounds_->in_rounds()) {
     if (!rounds_->posted()) {
-      if (membership_.any_left()) SE_RETURN_IF_ERROR(CheckDepartures());
+      if (group_.membership().any_left()) SE_RETURN_IF_ERROR(frames_->CheckDepartures());
       if (shared_.requests->is_stopping()) return Status(SE_SHUT_DOWN, "this rank has shut down");
       if (rounds_->MustLeave() || pending_->has_uncached()) {
         rounds_->Leave();
@@ -45,7 +85,7 @@ Status Progress::Drive(Driver driver, const Request* until, Time deadline) {
       if (rounds_->rounds().outcome().carries_data) {  // it waits for no rank
         SE_RETURN_IF_ERROR(operations_->RunOutcome());
       } else {
-        SE_RETURN_IF_ERROR(RunOutcome(driver == Driver::kCaller ? deadline : Time::max()));
+        SE_RETURN_IF_ERROR(outcome_.Run(driver == Driver::kCaller ? deadline : Time::max()));
         if (handed_over()) return Status::Ok();
       }
     } else {
@@ -71,13 +111,13 @@ void Progress::ActOnDelay() {
       case RoundDriver::LateAction::kNone:
         return;
       case RoundDriver::LateAction::kWakePeers:
-        links_.SendToAll(FrameType::kWakePeer, Encode(rounds_->round()));
+        group_.links().SendToAll(FrameType::kWakePeer, Encode(rounds_->round()));
         break;
       case RoundDriver::LateAction::kReportStall:
-        if (membership_.rank() == 0) {
-          links_.SendToAll(FrameType::kEnterFullNegotiation, Encode(rounds_->round()));
+        if (group_.membership().rank() == 0) {
+          group_.links().SendToAll(FrameType::kEnterFullNegotiation, Encode(rounds_->round()));
         } else {
-          links_.Send(0, FrameType::kRoundStalled, Encode(rounds_->round()));
+          group_.links().Send(0, FrameType::kRoundStalled, Encode(rounds_->round()));
         }
         break;
     }
@@ -85,19 +125,20 @@ void Progress::ActOnDelay() {
 }
 
 Status Progress::Cycle(bool others_wait) {
-  if (handed_over()) SE_RETURN_IF_ERROR(FinishOutcome());
+  if (handed_over()) SE_RETURN_IF_ERROR(outcome_.Finish());
   SE_RETURN_IF_ERROR(Check());
   negotiation_->TendQuestions();
   // Waiting callers continue by rounds themselves; operations that no caller waits for are run here.
   if (!others_wait && HasWork()) SE_RETURN_IF_ERROR(Drive(Driver::kEngineThread, nullptr, After(kDriveAtOnce)));
   if (!rounds_->in_rounds()) {
     const Status advanced = negotiation_->Advance();
-    watch_.SetText({});
+    outcome_.ClearText();
     if (!advanced.ok()) return advanced;
   }
-  Flush();
+  frames_->Flush();
   // Operations that a peer had executed when it left may still be in flight to this rank; later ones never will be.
-  if (membership_.any_left() && !negotiation_->has_responses() && !rounds_->posted()) return CheckDepartures();
+  if (group_.membership().any_left() && !negotiation_->has_responses() && !rounds_->posted())
+    return frames_->CheckDepartures();
   return Status::Ok();
 }
 
@@ -108,22 +149,19 @@ bool Progress::CanWait() const {
 }
 
 Time Progress::NextWake() const {
-  const Time next = std::min(membership_.NextWake(), negotiation_->NextWake());
-  return HasUnsent() ? std::min(next, After(kUnsentRetry)) : next;
+  const Time next = std::min(group_.membership().NextWake(), negotiation_->NextWake());
+  return group_.links().HasUnsent() ? std::min(next, After(kUnsentRetry)) : next;
 }
 
 void Progress::Break(const Status& error) noexcept {
   Status why = error;
-  (void)Contained([&] {
-    why = Explain(error);
-    why = membership_.WithOwnName(why);
+  (void)group_.Contained([&] {
+    why = frames_->Explain(error);
+    why = group_.membership().WithOwnName(why);
     return Status::Ok();
   });
   // The memory of the unfinished operation belongs to its callers again from here on.
-  if (handed_over()) {
-    abandoned_ = why;
-    (void)FinishOutcome();
-  }
+  if (handed_over()) outcome_.Abandon(why);
   const Time now = Clock::now();
   if (!shared_.requests->Break(why,
                                [&](const Request& request) { runner_->RecordFailure(request, why.code(), now); })) {
@@ -131,33 +169,33 @@ void Progress::Break(const Status& error) noexcept {
   }
   pending_->Clear();
   negotiation_->Clear();
-  (void)Contained([&] {
+  (void)group_.Contained([&] {
     // Operations that were enqueued on the GPU end without the ranks that have left, if those have enqueued theirs.
-    const bool ends = why.code() == SE_SHUT_DOWN && membership_.LeaversTookPartIn(runner_->executed());
-    if (!ends) gpu_->Abort(why);
+    const bool ends = why.code() == SE_SHUT_DOWN && group_.membership().LeaversTookPartIn(runner_->executed());
+    if (!ends) group_.gpu().Abort(why);
     return Status::Ok();
   });
   shared_.waker->Wake();
 }
 
-// --- peers
+// --- between and inside operations
 
 Status Progress::Check() {
-  SE_RETURN_IF_ERROR(ReadReady(0));
-  Flush();
-  SE_RETURN_IF_ERROR(TickHeartbeat());
+  SE_RETURN_IF_ERROR(frames_->Read(0));
+  frames_->Flush();
+  SE_RETURN_IF_ERROR(frames_->TickHeartbeat());
   if (runner_->state() == OperationRunner::State::kIdle && !rounds_->posted()) return Status::Ok();
   // No rank continues it once this one, or a peer that has not finished it, leaves.
   if (shared_.requests->is_stopping()) return Status(SE_SHUT_DOWN, "this rank has shut down");
-  if (membership_.any_left()) SE_RETURN_IF_ERROR(CheckDepartures());
-  return runner_->state() == OperationRunner::State::kRunning ? TendOperation() : Status::Ok();
+  if (group_.membership().any_left()) SE_RETURN_IF_ERROR(frames_->CheckDepartures());
+  return runner_->state() == OperationRunner::State::kRunning ? outcome_.Tend() : Status::Ok();
 }
 
 // Waiting for frames; for the rounds.
 Status Progress::AwaitFrames(Time deadline) {
   if (driver_ == Driver::kCaller) shared_.waker->ClaimLinks();
   do {
-    SE_RETURN_IF_ERROR(ReadReady(0));
+    SE_RETURN_IF_ERROR(frames_->Read(0));
     if (frame_rounds_->done()) {
       polling_.Came();
       return Status::Ok();
@@ -166,151 +204,11 @@ Status Progress::AwaitFrames(Time deadline) {
   const double left = Seconds(deadline - Clock::now()).count();
   if (left > 0) {
     const double limit = Seconds(kLivenessInterval).count();
-    SE_RETURN_IF_ERROR(ReadReady(std::max(1, static_cast<int>(std::min(left, limit) * 1000))));
+    SE_RETURN_IF_ERROR(frames_->Read(std::max(1, static_cast<int>(std::min(left, limit) * 1000))));
   }
   if (!frame_rounds_->done()) return Check();
   polling_.Came();
   return Status::Ok();
-}
-
-Status Progress::ReadReady(int timeout_milliseconds) {
-  for (const int rank : links_.Ready(timeout_milliseconds)) SE_RETURN_IF_ERROR(ReadPeer(rank));
-  return Status::Ok();
-}
-
-Status Progress::ReadPeer(int rank) {
-  if (!links_.exists(rank)) return Status::Ok();
-  if (links_.is_open(rank)) {
-    const std::span<const int> sources = links_.Receive(rank);
-    membership_.Heard(rank, Clock::now());
-    if (!links_.is_open(rank)) LinkEnded(rank);
-    for (const int source : sources) SE_RETURN_IF_ERROR(HandleInbox(source));
-  }
-  SE_RETURN_IF_ERROR(HandleInbox(rank));
-  if (links_.is_open(rank) || membership_.has_left(rank)) return Status::Ok();
-  return membership_.RankLost(rank, "is lost: " + links_.at(rank).closed_reason());
-}
-
-// An ended link is "readable" for ever, and its peer sends no more heartbeats.
-void Progress::LinkEnded(int rank) {
-  links_.StopWatching(rank);
-  membership_.StopWatching(rank, Clock::now());
-}
-
-Status Progress::HandleInbox(int rank) {
-  std::deque<Frame>& inbox = links_.inbox(rank);
-  while (!inbox.empty()) {
-    const Frame frame = std::move(inbox.front());
-    inbox.pop_front();
-    SE_RETURN_IF_ERROR(HandleFrame(rank, frame));
-  }
-  return Status::Ok();
-}
-
-Status Progress::HandleFrame(int rank, const Frame& frame) {
-  Status outcome;
-  if (Take(rank, frame, &outcome)) return outcome;
-  if (frame.type == FrameType::kRequests) return membership_.RankLost(rank, "sent requests that cannot be read");
-  return membership_.RankLost(rank, "sent a control message that cannot be read (type " +
-                                        std::to_string(static_cast<int>(frame.type)) + ", " +
-                                        std::to_string(frame.payload.size()) + " bytes)");
-}
-
-// False for a frame that cannot be read, or that this rank cannot send. *outcome: an error that ends the job.
-bool Progress::Take(int rank, const Frame& frame, Status* outcome) {
-  RoundId round;
-  switch (frame.type) {
-    case FrameType::kRound:
-      return frame_rounds_ != nullptr && frame_rounds_->Take(rank, frame.payload);
-    case FrameType::kRequests:
-      return negotiation_->ReceiveRequests(rank, frame.payload);
-    case FrameType::kResponses:
-      return negotiation_->ReceiveResponses(rank, frame.payload);
-    case FrameType::kRoundStalled:
-      return negotiation_->ReceiveStall(frame.payload);
-    case FrameType::kEnterFullNegotiation:
-      if (rank != 0 || !Decode(frame.payload, &round)) return false;
-      rounds_->LeaveAt(round);
-      return true;
-    case FrameType::kWakePeer:
-      if (!Decode(frame.payload, &round)) return false;
-      rounds_->PeerWaits(round);
-      return true;
-    case FrameType::kHeartbeat:
-      membership_.WatchedBy(rank, Clock::now());
-      return true;
-    case FrameType::kGoodbye: {
-      Goodbye goodbye;
-      if (!Decode(frame.payload, &goodbye)) return false;
-      if (goodbye.first_leaver < 0 || goodbye.first_leaver >= membership_.size()) return false;
-      membership_.RankLeft(rank, goodbye, Clock::now());
-      negotiation_->RankLeft(rank);
-      return true;
-    }
-    case FrameType::kAbort: {
-      Abort abort;
-      if (!Decode(frame.payload, &abort)) return false;
-      *outcome = membership_.Aborted(abort, rank);
-      return true;
-    }
-    case FrameType::kNotice:
-      std::fprintf(stderr, "[spark_estimator] rank %d: other ranks are waiting for this rank: %s\n",
-                   shared_.config->global_rank, frame.payload.c_str());
-      return true;
-    case FrameType::kAsk: {
-      QuestionMessage question;
-      if (rank != 0 || !Decode(frame.payload, &question)) return false;
-      shared_.questions->Ask(question.number);
-      return true;
-    }
-    case FrameType::kAnswer:
-      return negotiation_->ReceiveAnswer(rank, frame.payload);
-    default:
-      return false;
-  }
-}
-
-Status Progress::TickHeartbeat() {
-  if (!membership_.has_heartbeat()) return Status::Ok();
-  const Time now = Clock::now();
-  if (membership_.DueToSend(now)) {
-    // No thread polls a GPU that runs on its own.
-    if (!shared_.requests->is_broken()) SE_RETURN_IF_ERROR(gpu_->Check());
-    exit_.SendHeartbeats();
-  }
-  const std::optional<int> silent = membership_.Silent(now);
-  return silent ? membership_.RankSilent(*silent, now) : Status::Ok();
-}
-
-Status Progress::CheckDepartures() { return membership_.CheckDepartures(runner_->executed() + 1); }
-
-// Looks a moment longer for a better explanation of a broken data link than "connection reset".
-Status Progress::Explain(Status status) {
-  if (status.code() != SE_PEER_LOST || membership_.lost_rank() >= 0) return status;
-  const Time deadline = After(links_.overlay() ? kRelayedExplanation : kExplanation);
-  while (Clock::now() < deadline) {
-    if (Status better = ReadReady(10); !better.ok()) return better;
-    if (!membership_.any_left()) continue;
-    if (Status better = CheckDepartures(); !better.ok()) return better;
-  }
-  return status;
-}
-
-void Progress::Flush() { shared_.counters->control_bytes_sent.store(links_.Flush(), std::memory_order_relaxed); }
-
-Status Progress::WatchPeers() {
-  SE_RETURN_IF_ERROR(ReadReady(kGpuLook));
-  Flush();
-  SE_RETURN_IF_ERROR(TickHeartbeat());
-  SE_RETURN_IF_ERROR(gpu_->Check());
-  return membership_.any_left() ? membership_.CheckDepartures(runner_->executed()) : Status::Ok();
-}
-
-void Progress::AbandonAfterFork() {
-  links_.AbandonAfterFork();
-  if (streams_) streams_->AbandonAfterFork();
-  late_sockets_.AbandonAfterFork();
-  topology_.arena->AbandonAfterFork();
 }
 
 }  // namespace spark_estimator

@@ -1,51 +1,50 @@
-// The work of an engine's driving thread: goes through the rounds, receives control frames, and sends heartbeats.
+// The work of an engine's driving thread: takes the group through the rounds, and through full negotiation outside of
+// them. Drive() is the function to read first.
 //
-// It connects the classes that hold the state, and has almost none itself. Drive() is the function to read first.
+// It has almost no state itself. It owns, once the ranks have met, what they propose and agree on, and connects that
+// with the Group, which outlives it:
 //
-//   Membership, PeerLinks, GroupExit       who is there, the connections to them, and how this rank ends its membership
-//   ResponseCache, PendingRequests         what the ranks have agreed on before; what this rank proposes
-//   RoundDriver, RoundOperations           the position in the rounds; proposals made, outcomes run
-//   NegotiationDriver                      full negotiation
-//   OperationRunner                        one operation
-//   SideStack, OperationWatch              operations that callers leave half run, and those that make no progress
+//   ResponseCache, PendingRequests   what the ranks have agreed on before; what this rank proposes
+//   RoundDriver, RoundOperations     the position in the rounds; proposals made, outcomes run
+//   NegotiationDriver                full negotiation
+//   OperationRunner, OutcomeRunner   one operation; those of a round, which a caller may hand over in the middle
+//   PeerFrames                       the peers' frames, heartbeats and departures
 //
-// Threads: every function but those under "any thread" is called by the driving thread (DriveTurn), the last group also
-// by the engine's thread at its end. CanWait() and TakeSubmitted() need the lock of the request table as well.
+// The order of events. In the rounds, Drive() posts a proposal, waits for the others' (for frames by AwaitFrames), and
+// runs the outcome; while it waits, inside of operations too, Check() reads frames and notices who is gone. Where the
+// outcome or a peer ends the rounds, LeaveRounds() hands what is pending to the negotiation, and Cycle(), by the
+// engine's thread alone, negotiates until the rounds continue. Cycle() begins with operations that were handed over.
+// Any error goes to Break(), after which nothing is driven.
+//
+// Threads: every function but those under "any thread" is called by the driving thread (DriveTurn). CanWait() and
+// TakeSubmitted() need the lock of the request table as well.
 #ifndef SPARK_ESTIMATOR_ENGINE_PROGRESS_H_
 #define SPARK_ESTIMATOR_ENGINE_PROGRESS_H_
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/contain.h"
 #include "base/status.h"
 #include "engine/engine_config.h"
-#include "engine/executor.h"
-#include "engine/gpu/gpu_executor.h"
-#include "engine/membership/group_exit.h"
-#include "engine/membership/handshake.h"
-#include "engine/membership/membership.h"
-#include "engine/membership/peer_links.h"
-#include "engine/membership/topology.h"
+#include "engine/group.h"
 #include "engine/negotiation/negotiation_driver.h"
 #include "engine/operation_runner.h"
-#include "engine/operation_watch.h"
+#include "engine/outcome_runner.h"
+#include "engine/peer_frames.h"
 #include "engine/requests/pending_requests.h"
 #include "engine/requests/question_queue.h"
 #include "engine/requests/request_table.h"
+#include "engine/requests/response_cache.h"
 #include "engine/rounds/frame_rounds.h"
 #include "engine/rounds/round_driver.h"
 #include "engine/rounds/round_operations.h"
-#include "engine/side_stack.h"
 #include "engine/thread_waker.h"
-#include "transport/late_sockets.h"
 #include "transport/liveness.h"
 #include "transport/polling.h"
-#include "transport/stream_group.h"
 
 namespace spark_estimator {
 
@@ -53,7 +52,6 @@ class Progress final : public Liveness {
  public:
   // What it shares with the callers' side; all outlive it.
   struct Shared {
-    const EngineConfig* config = nullptr;
     RequestTable* requests = nullptr;
     DriveTurn* turn = nullptr;
     QuestionQueue* questions = nullptr;
@@ -67,15 +65,11 @@ class Progress final : public Liveness {
     kEngineThread
   };
 
-  explicit Progress(Shared shared);
+  // The group is not started yet, and outlives it.
+  Progress(Group* group, Shared shared);
 
-  // --- creation, by the creating thread
-
-  // Takes over the connections and exchanges hellos with the peers. An error of this rank itself is for
-  // AnnounceFailure.
+  // By the creating thread: starts the group, and makes what needs it.
   Status Start(std::vector<PeerConfig> peers);
-  // Handles frames that faster peers have sent after their hello, which no socket reports again.
-  Status TakeEarlyFrames();
 
   // --- driving
 
@@ -89,19 +83,17 @@ class Progress final : public Liveness {
   void TakeSubmitted() {
     if (rounds_->in_rounds()) pending_->Add(shared_.requests->submitted());
   }
-  // With the lock held, while no request is live: nothing reads these then.
-  void OrderRing(RingOrder order, bool halves_in_ring) {
-    streams_->OrderRing(std::move(order));
-    parameters_.tuning.halves_in_ring = halves_in_ring;
-  }
   // Nothing can be submitted any more, everything that waits fails. Takes no memory: without, texts are shorter.
   void Break(const Status& error) noexcept;
+  PeerFrames& frames() { return *frames_; }
+  // Operations so far.
+  int64_t executed() const { return runner_->executed(); }
 
   // --- what there is to do; with the lock held, or while driving
 
   bool in_rounds() const { return rounds_->in_rounds(); }
   // Whether operations are unfinished: only the engine's thread may continue them, by Cycle().
-  bool handed_over() const { return outcome_stack_.state() == SideStack::State::kLeft; }
+  bool handed_over() const { return outcome_.handed_over(); }
   // Whether what is pending needs no thread but that of a caller's next wait.
   bool CanWait() const;
   // Whether the engine's thread should continue by rounds.
@@ -109,86 +101,29 @@ class Progress final : public Liveness {
   // When the engine's thread must look again though nothing has woken it.
   Time NextWake() const;
 
-  // --- the end of the engine's thread, which keeps the turn
-
-  void AnnounceFailure(const Status& why) noexcept { exit_.AnnounceFailure(why); }
-  // While the GPU of a rank that leaves finishes its work: whether all peers that it needs are connected.
-  Status WatchPeers();
-  void TendLinks() noexcept { exit_.TendLinks(Clock::now()); }
-  void Flush();
-  bool HasUnsent() const { return links_.HasUnsent(); }
-  Time NextHeartbeat() const { return membership_.NextWake(); }
-  void SayGoodbye() noexcept { exit_.SayGoodbye(runner_->executed()); }
-
   // --- any thread
 
-  LateSockets& late_sockets() { return late_sockets_; }
-  std::string NameOf(int rank) const override { return membership_.NameOf(rank); }
+  std::string NameOf(int rank) const override { return group_.membership().NameOf(rank); }
   // What runs and whom it waits for; empty when nothing waits.
-  std::string Running() const { return watch_.Text(); }
-  const Status& no_memory() const { return no_memory_; }
-  const Topology& topology() const { return topology_; }
-  const Executor& executor() const { return *executor_; }
-  GpuExecutor& gpu() const { return *gpu_; }
+  std::string Running() const { return outcome_.Text(); }
   bool peers_wait() const { return rounds_->peers_wait(); }
-  bool any_left() const { return membership_.any_left(); }
-  void AbandonAfterFork();
-  template <typename Function>
-  Status Contained(Function&& function) const noexcept {
-    return Contain(no_memory_, std::forward<Function>(function));
-  }
 
  private:
   // Liveness: handles arrived frames, and returns whether the job can continue. Used between and inside collectives.
   Status Check() override;
 
-  void Assemble(const GroupSettings& settings);
-  std::unique_ptr<Rounds> MakeRounds(size_t cache_capacity);
-  void MakeGpuExecutor();
-
+  void Assemble();
+  std::unique_ptr<Rounds> MakeRounds();
   void LeaveRounds();
   void ActOnDelay();
-  // Runs the agreed operations; handed_over() is true if they were left at `leave_at`.
-  Status RunOutcome(Time leave_at);
-  // Continues the operations that were handed over.
-  Status FinishOutcome();
-  Status OutcomeStatus();
-  Status TendOperation();
-  Status WatchOperation(Time now);
-  // Whom the operation that runs waits for.
-  std::vector<int> Awaited() const;
   Status AwaitFrames(Time deadline);
-  Status ReadReady(int timeout_milliseconds);
-  Status ReadPeer(int rank);
-  Status HandleInbox(int rank);
-  Status HandleFrame(int rank, const Frame& frame);
-  bool Take(int rank, const Frame& frame, Status* outcome);
-  void LinkEnded(int rank);
-  Status TickHeartbeat();
-  // An error when a peer has left that does not take part in the next operation.
-  Status CheckDepartures();
-  Status Explain(Status status);
 
+  Group& group_;
   const Shared shared_;
-  Membership membership_;
-  const Status no_memory_;  // made before it is needed
-  PeerLinks links_;
-  GroupExit exit_;
-  Topology topology_;
-  Parameters parameters_;
-  int cores_ = 1;  // of the host that has fewest
-  LateSockets late_sockets_;
-  std::unique_ptr<StreamGroup> streams_;
-  std::unique_ptr<Executor> executor_;
-  std::unique_ptr<GpuExecutor> gpu_;
+  OutcomeRunner outcome_;
+  Driver driver_ = Driver::kEngineThread;
   FrameRounds* frame_rounds_ = nullptr;  // of rounds_, when frames carry them
   Polling polling_;                      // for frames
-  Driver driver_ = Driver::kEngineThread;
-  OperationWatch watch_;
-  SideStack outcome_stack_;
-  Status outcome_;               // of what ran there
-  Time leave_at_ = Time::max();  // when it is to be left
-  Status abandoned_;             // why unfinished operations end early
   // Made once the ranks have met.
   std::optional<ResponseCache> cache_;
   std::optional<PendingRequests> pending_;
@@ -196,6 +131,7 @@ class Progress final : public Liveness {
   std::optional<OperationRunner> runner_;
   std::optional<RoundOperations> operations_;
   std::optional<NegotiationDriver> negotiation_;
+  std::optional<PeerFrames> frames_;
 };
 
 }  // namespace spark_estimator

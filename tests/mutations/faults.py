@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.mutations.mutation import Mutation
 
-PROGRESS = "native/engine/progress.cc"
+FRAMES = "native/engine/peer_frames.cc"
 HEARTBEAT = "native/engine/membership/heartbeat.cc"
 MEMBERSHIP = "native/engine/membership/membership.cc"
 FRAME = "native/transport/frame.cc"
@@ -64,7 +64,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "1",
         "the end of a connection is not reported: only silence is",
-        PROGRESS,
+        FRAMES,
         "    if (!links_.is_open(rank)) LinkEnded(rank);\n"
         "    for (const int source : sources) SE_RETURN_IF_ERROR(HandleInbox(source));\n"
         "  }\n"
@@ -87,7 +87,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "1",
         "the end of a connection is reported 4 s late",
-        PROGRESS,
+        FRAMES,
         '  return membership_.RankLost(rank, "is lost: " + links_.at(rank).closed_reason());',
         "  for (const Time end = After(Seconds(4)); Clock::now() < end;) continue;\n"
         '  return membership_.RankLost(rank, "is lost: " + links_.at(rank).closed_reason());',
