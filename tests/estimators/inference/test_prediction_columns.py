@@ -147,6 +147,8 @@ def test_logits_are_compared_with_nought(spark: SparkSession, kind: str, right: 
         ("boolean", 0.75, 0.75),
         ("tinyint", 200.5, 200.5),
         ("date", 1.2, datetime.date(1970, 1, 2)),
+        ("timestamp", 1.7e9 + 0.25, datetime.datetime.fromtimestamp(1.7e9 + 0.25)),
+        ("timestamp_ntz", 253402214400.0, datetime.datetime(9999, 12, 31)),
         ("double", 16777217.0, 16777217.0),
     ],
 )

@@ -163,6 +163,8 @@ def test_images_are_decoded_where_rows_are_read(spark: SparkSession, estimator: 
             made.copy().setParams(**changed).fit(bad)
     with pytest.raises(Exception, match=r"on 3 bytes: ValueError"):
         made.fit(torn.orderBy(functions.desc("y")))  # beyond the first rows
+    with pytest.raises(Exception, match=r"decoder of column 'image' failed in row \d+ of a batch of rows"):
+        model.transform(torn).collect()
 
 
 def transform(rows: Any) -> Any:
