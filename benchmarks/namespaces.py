@@ -131,7 +131,7 @@ class Network:
             return cls(created, closing.pop_all())
 
     def rendezvous(self, ranks_per_host: int, *, encrypted: bool = False) -> list[tuple[Rendezvous, Endpoint]]:
-        """A rendezvous and an endpoint for each rank, as ``make_local_rendezvous``; ranks of a host are consecutive.
+        """A rendezvous and an endpoint for each rank, as ``local_rendezvous``; ranks of a host are consecutive.
 
         The process of rank r must be started on ``hosts[r // ranks_per_host]``.
         """

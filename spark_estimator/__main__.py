@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_env_parser() -> argparse.ArgumentParser:
-    """Make the parser of the command line of ``print_settings``."""
+    """Make the parser of the command line of ``env``."""
     return argparse.ArgumentParser(
         prog="python -m spark_estimator env",
         description="Print every environment variable that spark_estimator reads, with its value and the source of the "

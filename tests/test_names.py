@@ -50,9 +50,7 @@ class Function:
 
 
 def is_participle_or_of(name: str) -> bool:
-    """Return whether a function is named by a participle (`launch_training`) or as a look-up (`size_of`,
-    `transform_rows`).
-    """
+    """Return whether a function is named by a participle (`launched`) or as a look-up (`size_of`, `rows_of_page`)."""
     first, *others = name.strip("_").split("_")
     if first in IRREGULAR or (first.endswith("ed") and first not in NOT_PARTICIPLES):
         return True

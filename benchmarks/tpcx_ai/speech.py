@@ -63,7 +63,7 @@ class Speech(UseCase):
         return table.join(spark.read.parquet(str(folder / "calls.parquet")), "file").drop("file")
 
     def preprocess(self, data: Any, work: Path, *, training: bool) -> Any:
-        """See `UseCase.preprocess`: `read_frames`, as many for each row; with transcripts, their letters' numbers,
+        """See `UseCase.preprocess`: `frames`, as many for each row; with transcripts, their letters' numbers,
         too.
         """
         from pyspark.sql import functions

@@ -231,10 +231,10 @@ class Engine:
     # --- insight -----------------------------------------------------------------------------------------------------
 
     def read_counter(self, name: str) -> int:
-        """Return a counter of the engine by name (`read_counters` lists them); -1 for an unknown name."""
+        """Return a counter of the engine by name (`counters` lists them); -1 for an unknown name."""
         return int(self._library.se_counter(self.native.require_pointer(), name.encode()))
 
-    def read_counters(self) -> dict[str, int]:
+    def counters(self) -> dict[str, int]:
         """Return all counters, since the engine was created."""
         names: bytes = self._library.se_counter_names()
         return {name: self.read_counter(name) for name in names.decode().split()}

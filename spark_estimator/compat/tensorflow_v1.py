@@ -1,6 +1,6 @@
 """Gives scripts written for TensorFlow 1 its names, graphs and lack of eager execution at ``import tensorflow as tf``.
 
-TensorFlow 2 contains TensorFlow 1's API as ``tensorflow.compat.v1``. While this is installed, ``check_tensorflow`` has
+TensorFlow 2 contains TensorFlow 1's API as ``tensorflow.compat.v1``. While this is installed, ``tensorflow`` has
 those names in the program's own files. In the files of installed packages, including TensorFlow and Keras, it stays
 TensorFlow 2, because some names differ in meaning between the two (``tf.Variable``, ``tf.summary.scalar``).
 

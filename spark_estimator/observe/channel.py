@@ -1,7 +1,7 @@
 """The driver channel: one authenticated connection from each supervisor to the driver, for text. A supervisor's end.
 
 A supervisor sends its facts, lines, messages and failure reports; it receives all supervisors' facts and the order to
-stop (see ``read_frames``). A peer that breaks the protocol is disconnected. If the driver's end closes, the driver has
+stop (see ``frames``). A peer that breaks the protocol is disconnected. If the driver's end closes, the driver has
 ended, and its supervisors end their workers. A supervisor sends a heartbeat each second, by which the driver notices a
 frozen one.
 """

@@ -80,7 +80,7 @@ def test_a_forgotten_request_keeps_its_memory_until_it_is_done(two_engines: list
 def test_counters_by_name(single_engine: Engine) -> None:
     before = single_engine.read_counter("requests")
     submit(single_engine, Call(Op.BARRIER, "meet"), [], None).wait()
-    assert single_engine.read_counters()["requests"] == before + 1
+    assert single_engine.counters()["requests"] == before + 1
     assert single_engine.read_counter("no_such_counter") == -1
 
 

@@ -72,7 +72,7 @@ def test_arrays_of_categories() -> None:
 )
 def test_values_of_another_type(encoder: Any, values: pyarrow.Array, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        encoder.ids(values)
+        encoder.find_ids(values)
 
 
 def test_a_hash_never_changes() -> None:

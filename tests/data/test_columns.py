@@ -110,8 +110,8 @@ def through_spark(frame: DataFrame, names: list[str], nulls: Nulls = "error") ->
     """As a training's ranks get the rows."""
     columns = [make_readable(frame.schema, name, name == "image") for name in names]
     dtypes = [column.dtype for column in columns]
-    selected, feed = feed_columns(frame, encoder_of(names, nulls), columns, dtypes)
-    return feed.encoder.to_numbers(feed.name_columns(batch_of(selected)), dtypes=dtypes)
+    selected, feed = feed_columns(encoder_of(names, nulls), columns, dtypes)
+    return feed.encoder.to_numbers(feed.name_columns(batch_of(frame.select(*selected))), dtypes=dtypes)
 
 
 def sampled(frame: DataFrame, names: list[str], nulls: Nulls = "error") -> pyarrow.RecordBatch:
@@ -189,7 +189,8 @@ def test_scalars_of_one_type_come_as_one_array(spark: SparkSession) -> None:
 
     def matrices(nulls: Nulls, packed: tuple[tuple[int, ...], ...]) -> list[list[list[float]]]:
         encoder = RowEncoder(tuple(names), (x, labels), nulls=nulls)
-        selected, feed = feed_columns(frame, encoder, chosen, find_dtypes([x, labels]))
+        columns, feed = feed_columns(encoder, chosen, find_dtypes([x, labels]))
+        selected = frame.select(*columns)
         assert selected.columns == [f"c{number}" for number in range(len(packed))]
         assert feed.encoder.packed == packed
         return [matrix.tolist() for matrix in feed.encoder.encode(feed.name_columns(batch_of(selected)), 100)]

@@ -46,7 +46,7 @@ both = pytest.mark.parametrize("way", WAYS)
 
 def gpu_operations() -> int:
     """How many requests of this rank were sent from a GPU so far."""
-    counters = context.engine().read_counters()
+    counters = context.engine().counters()
     return counters["gpu_operations"] + counters["staged_operations"]
 
 

@@ -10,7 +10,7 @@ When all have done so, each gets the whole list.
 `notices`            how the notice gets from rank 0 to the others: the interface, and a key that the user gives
 `files`              a notice in a file that only the user can read, on one host or in a folder that all hosts share
 `addresses`          where the server listens
-`read_frames`             what server and ranks send each other
+`frames`             what server and ranks send each other
 `rendezvous_server`  the server and its clients: a job of ranks in order, with a fresh key
 `local_processes`    counts the launcher's processes on this host
 `rank_locks`         locks that show which ranks the processes on this host have

@@ -1,7 +1,7 @@
 """The rendezvous server of rank 0: every other rank sends its facts, and gets those of all ranks.
 
 Every connection begins with the usual challenge (``security.authentication``), by the key of the notice. Then there is
-a frame each way (`read_frames`). The server's frame repeats the nonce of each client, so a recorded one is of no use.
+a frame each way (`frames`). The server's frame repeats the nonce of each client, so a recorded one is of no use.
 The job's key is made of the notice's key and of the server's frame, so it is fresh also where the user's own key serves
 many jobs. No key is sent on these connections.
 

@@ -136,8 +136,8 @@ def to_writable_wire_form(tensor: object, kind: str, device: torch.device = HOST
     assert isinstance(tensor, torch.Tensor)
     if not tensor.is_contiguous() and overlaps_itself(tensor):
         raise ValueError(
-            f"{describe_call(kind)}: an in-place operation needs a tensor whose elements do not share memory; this one has "
-            f"shape {tuple(tensor.shape)} and strides {tensor.stride()}. Use tensor.contiguous()."
+            f"{describe_call(kind)}: an in-place operation needs a tensor whose elements do not share memory; this one "
+            f"has shape {tuple(tensor.shape)} and strides {tensor.stride()}. Use tensor.contiguous()."
         )
     return wire
 

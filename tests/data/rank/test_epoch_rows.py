@@ -55,7 +55,7 @@ def test_factors_make_the_average_of_the_ranks_the_mean_over_all_rows() -> None:
 
 
 def test_the_interface_needs_batches() -> None:
-    with pytest.raises(TypeError, match=r"abstract method '?batches"):
+    with pytest.raises(TypeError, match=r"abstract method '?read_batches"):
         EpochRows()  # type: ignore[abstract]
 
 
@@ -63,11 +63,11 @@ def test_the_interface_needs_batches() -> None:
     ("call", "message"),
     [
         (lambda rows: rows.split(0.5, 1), "Counted cannot be split"),
-        (lambda rows: rows.checksum(), "Counted has no checksum"),
-        (lambda rows: rows.spread(), "Counted has no checksum"),
-        (lambda rows: rows.blocks([0]), "Counted gives its rows in batches alone"),
-        (lambda rows: rows.leg(2, 1), "Counted has no position"),
-        (lambda rows: rows.left([], None), "Counted has no position"),
+        (lambda rows: rows.compute_checksums(), "Counted has no checksum"),
+        (lambda rows: rows.compute_spread(), "Counted has no checksum"),
+        (lambda rows: rows.read_blocks([0]), "Counted gives its rows in batches alone"),
+        (lambda rows: rows.make_leg(2, 1), "Counted has no position"),
+        (lambda rows: rows.find_remaining([], None), "Counted has no position"),
     ],
 )
 def test_what_a_kind_of_rows_lacks_is_refused_by_its_name(call: object, message: str) -> None:

@@ -30,7 +30,7 @@ def test_outputs_are_arrays_of_numbers() -> None:
     assert first.tolist() == [1.0, 2.0] and second.tolist() == [3.0] and first.dtype == numpy.float64
     # It is sent without what was unpickled here.
     copied = pickle.loads(pickle.dumps(made))
-    assert "function" not in vars(copied) and copied.outputs_of({"x": 5.0})[0].tolist() == [5.0, 2.0]
+    assert "function" not in vars(copied) and copied.call_function({"x": 5.0})[0].tolist() == [5.0, 2.0]
 
 
 def test_a_row_of_another_width_is_an_error(spark: SparkSession) -> None:

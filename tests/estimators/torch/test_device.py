@@ -66,11 +66,11 @@ def test_a_model_is_loaded_once_and_follows_the_task(gpus: Record) -> None:
         of_task = pickle.loads(sent)
         assert of_task.model() is model and get_device(model) == torch.device("cuda", 1)
         assert "empty_cache" in gpus.calls, "the first GPU's memory is free again"
-        assert numpy.array_equal(of_task.outputs_for([ROWS])[0], expected)
+        assert numpy.array_equal(of_task.predict_matrices([ROWS])[0], expected)
     with spark_task():
         of_task = pickle.loads(sent)
         assert of_task.model() is model and get_device(model) == torch.device("cpu")
-        assert numpy.array_equal(of_task.outputs_for([ROWS])[0], expected)
+        assert numpy.array_equal(of_task.predict_matrices([ROWS])[0], expected)
 
 
 def test_without_spark_only_cuda_uses_a_gpu(gpus: Record) -> None:

@@ -22,9 +22,9 @@ def test_batches_are_put_together_with_the_model_as_it_was() -> None:
         right = net[0](torch.from_numpy(ROWS)).numpy()
     predictor = pickle.loads(pickle.dumps(TorchPredictor.of(net, ENCODER, (2,), batch_size=2)))
     nn.init.zeros_(net[0].weight)  # type: ignore[arg-type]
-    (outputs,) = predictor.outputs_for([ROWS])
+    (outputs,) = predictor.predict_matrices([ROWS])
     assert numpy.allclose(outputs, right), "the copy is not changed, and drops nothing"
-    assert [values.shape for values in predictor.outputs_for([ROWS[:0]])] == [(0, 2)]
+    assert [values.shape for values in predictor.predict_matrices([ROWS[:0]])] == [(0, 2)]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_nulls_empty_texts_and_no_texts(classifier: TextPredictor) -> None:
 
 def test_it_travels_by_pickle(classifier: TextPredictor) -> None:
     copy = pickle.loads(pickle.dumps(classifier))
-    assert numpy.array_equal(copy.outputs_of_texts(TEXTS[:2]), classifier.predict_texts(TEXTS[:2]))
+    assert numpy.array_equal(copy.predict_texts(TEXTS[:2]), classifier.predict_texts(TEXTS[:2]))
     assert "payload" not in repr(classifier)
     with pytest.raises(NotImplementedError):
         classifier.call(None, [])

@@ -110,7 +110,7 @@ def test_every_op_of_every_type(pools: Callable[[int, str], RankPool], size: int
 
         for dtype in DType:
             run_steps(rank, steps_of_every_op(size, dtype), None, times=3)  # from the third on as a plan
-        counters = context.engine().read_counters()
+        counters = context.engine().counters()
         return context.engine().describe("gpu"), counters["gpu_operations"], counters["staged_operations"]
 
     for description, by_group, staged in pools(size, way).run(check):

@@ -186,11 +186,11 @@ def test_counters_and_descriptions() -> None:
 
         context.init()
         engine = context.engine()
-        before = engine.read_counters()
+        before = engine.counters()
         for number in range(100):
             arrays.allreduce(numpy.ones(3), name="again")
             arrays.allreduce(numpy.ones(100_000), name=f"new {number % 2}")
-        after = engine.read_counters()
+        after = engine.counters()
         assert after["requests"] - before["requests"] == 200
         assert after["cache_hits"] - before["cache_hits"] >= 150
         assert after["shared_memory"] == 1
