@@ -1,12 +1,11 @@
 // Sums inside hosts, in float32, that are reduced across them in int8.
-#include "algorithms/hierarchical.h"
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "algorithms/hierarchical.h"
 #include "algorithms/hierarchical_blocks.h"
 #include "algorithms/int8/stream.h"
 

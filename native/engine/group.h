@@ -9,7 +9,7 @@
 //   Executor, GpuExecutor                  one operation on tensors of the host, of a GPU
 //
 // Threads: Start() by the creating thread. The driving thread (DriveTurn) uses what the accessors under "driving" give;
-// the others are for any thread. Each class says what else it allows.
+// the others are for any thread, within what the header of the class that they give allows.
 #ifndef SPARK_ESTIMATOR_ENGINE_GROUP_H_
 #define SPARK_ESTIMATOR_ENGINE_GROUP_H_
 

@@ -1,6 +1,6 @@
 // Runs the operations on which the ranks have agreed by rounds, and watches each operation that waits for its peers.
 //
-// Those of one round run on a stack of their own: a caller whose deadline passes in the middle of one leaves it
+// Those of one round run on a separate stack: a caller whose deadline passes in the middle of one leaves it
 // unfinished, and the engine's thread continues it. The memory of its requests belongs to the engine until they are
 // done, as before. The state is the stack's (SideStack; refused where there is no entry):
 //

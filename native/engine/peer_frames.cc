@@ -21,9 +21,7 @@ Status PeerFrames::TakeEarly() {
     // The end of a link may have been read with the hello as well.
     if (!links_.exists(rank) || links_.is_open(rank)) continue;
     LinkEnded(rank);
-    if (!membership_.has_left(rank)) {
-      return membership_.RankLost(rank, "is lost: " + links_.at(rank).closed_reason());
-    }
+    SE_RETURN_IF_ERROR(ReadPeer(rank));
   }
   return Status::Ok();
 }

@@ -10,7 +10,7 @@
 //
 // A frame that cannot be read, or that its rank cannot send, makes that rank lost. All errors end the job.
 //
-// It has no state of its own. Threads: used by the driving thread, which is the engine's at its end.
+// It has no state. Threads: used by the driving thread, which is the engine's at its end.
 #ifndef SPARK_ESTIMATOR_ENGINE_PEER_FRAMES_H_
 #define SPARK_ESTIMATOR_ENGINE_PEER_FRAMES_H_
 
