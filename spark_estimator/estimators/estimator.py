@@ -332,7 +332,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         history = next(row for row in self._model_kind._rows if row.name == "history")
 
         def flatten_entry(entry: Mapping[str, Any]) -> dict[str, float]:
-            rows: list[dict[str, float]] = history.check("history", [entry]).rows()
+            rows: list[dict[str, float]] = history.check("history", [entry]).to_rows()
             return rows[0]
 
         chosen = {row.name: self._value(row.name) for row in self._rows if row.name != "mlflow"}

@@ -25,7 +25,7 @@ assert "tensorflow" not in sys.modules
 
 AFTER = """
 assert tf.train.AdagradOptimizer is tf.compat.v1.train.AdagradOptimizer
-assert tf.Session and tf.ConfigProto and tf.make_placeholder and not tf.executing_eagerly()
+assert tf.Session and tf.ConfigProto and tf.placeholder and not tf.executing_eagerly()
 assert tf.__version__.startswith("2.")
 layer = tf.keras.layers.Dense(1)  # Keras finds TensorFlow 2 behind the same name
 compat.uninstall()

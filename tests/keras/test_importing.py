@@ -21,7 +21,7 @@ def test_what_is_missing_is_told_with_what_to_do(missing: str, advice: str, tmp_
         install()
         try:
             import sparkdl.horovod.tensorflow.keras
-            sparkdl.horovod.check_tensorflow.keras.LogCallback
+            sparkdl.horovod.tensorflow.keras.LogCallback
         except ImportError as error:
             print(error)
         """,

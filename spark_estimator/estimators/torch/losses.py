@@ -370,7 +370,7 @@ def drop_reduction(loss: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         DataError: the loss has no keyword `reduction`.
     """
-    if isinstance(loss, nn.Module) and hasattr(loss, "convert_reduction"):
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         return _set_reduction(loss, "none")
     try:
         has_reduction = "reduction" in inspect.signature(loss).parameters
@@ -386,7 +386,7 @@ def drop_reduction(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 def _set_reduction(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
     copied = copy.copy(loss)
-    setattr(copied, "convert_reduction", reduction)  # noqa: B010  # torch declares modules' attributes otherwise
+    setattr(copied, "reduction", reduction)  # noqa: B010  # torch declares modules' attributes otherwise
     return copied
 
 

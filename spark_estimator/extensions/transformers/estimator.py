@@ -220,7 +220,7 @@ class _TextTraining:
     def load_trained(self, state: bytes) -> tuple[torch.nn.Module, None]:
         """See `estimator.FrameworkTraining.load_trained`: on the CPU, ready to predict."""
         with silence_warnings():
-            module = self.framework.module()
+            module = self.framework.make_module()
         module.load_state_dict(torch.load(io.BytesIO(state), weights_only=True)["model"])
         net: torch.nn.Module = module.net.eval()
         return net, None
