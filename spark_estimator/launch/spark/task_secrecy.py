@@ -10,6 +10,7 @@ package cannot keep the token out of whole requests that this server itself logs
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import pickle
 import threading
@@ -28,18 +29,26 @@ if TYPE_CHECKING:
 
 _LIMIT = "spark.broadcast.UDFCompressionThreshold"
 _DEFAULT_LIMIT = 1 << 20
+# Of a file that Spark distributes: the driver's JVM has each in memory for a moment, and then on its disk.
+_PART_BYTES = 32 << 20
 _LOGGERS = ("py4j.clientserver", "py4j.java_gateway", "pyspark.sql.connect.logging")
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """Content of a task that may be large: in the task, or in a file that Spark distributes."""
+    """Content of a task that may be large: in the task, or in files that Spark distributes."""
 
-    content: bytes | Broadcast[bytes] = b""
+    content: bytes | tuple[Broadcast[bytes], ...] = b""
 
     def read(self) -> bytes:
         """Return the content."""
-        return self.content if isinstance(self.content, bytes) else self.content.value
+        if isinstance(self.content, bytes):
+            return self.content
+        whole = io.BytesIO()
+        for part in self.content:
+            whole.write(part.value)
+            vars(part).pop("_value", None)  # a copy that PySpark would keep
+        return whole.getvalue()
 
 
 @dataclass(frozen=True)
@@ -84,12 +93,14 @@ def pack_parcels(spark: SparkSession, job: JobSpec, feed: Feed | None = None) ->
             f"files. Pass fewer or shorter variables (env=), or raise {_LIMIT}."
         )
     apart = limit is not None and small + sum(map(len, contents)) > limit
-    files = [spark.sparkContext.broadcast(content) for content in contents if apart and content]
-    remaining = iter(files)
+    parts = ((content[n : n + _PART_BYTES] for n in range(0, len(content), _PART_BYTES)) for content in contents)
+    parcels = [Parcel(content) for content in contents]
+    if apart:
+        parcels = [Parcel(tuple(map(spark.sparkContext.broadcast, each))) for each in parts]
     try:
-        yield rest, Parcels(*(Parcel(next(remaining) if apart and content else content) for content in contents))
+        yield rest, Parcels(*parcels)
     finally:
-        for file in files:
+        for file in (file for parcel in parcels if isinstance(parcel.content, tuple) for file in parcel.content):
             with contextlib.suppress(Exception):  # the session may have ended
                 file.destroy()
 

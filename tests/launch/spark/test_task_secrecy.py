@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -13,6 +15,7 @@ pytest.importorskip("pyspark")
 
 from spark_estimator.errors import PicklingError, PreflightError
 from spark_estimator.launch.job.spec import JobSpec
+from spark_estimator.launch.spark import task_secrecy
 from spark_estimator.launch.spark.task_secrecy import pack_parcels, suppress_logs
 
 
@@ -72,6 +75,20 @@ def test_what_is_large_travels_apart_and_is_destroyed(spark: Any, payload: int, 
         assert isinstance(taken, Ballast) and len(taken.content) == feed
     with pytest.raises(Exception, match="destroyed"):
         spark.sparkContext.parallelize([1], 1).map(lambda _: len(parcels.feed.read())).collect()
+
+
+def test_what_is_very_large_travels_in_parts(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's JVM has a part in memory, and not the whole."""
+    monkeypatch.setattr(task_secrecy, "_PART_BYTES", 1 << 20)
+    content = bytes(range(256)) * (14 << 10)
+    with pack_parcels(spark, replace(job(0), payload=content)) as (_, parcels):
+        assert len(parcels.payload.content) == 4
+        digest = hashlib.sha256(content).hexdigest()
+        for opened in (parcels.payload.read, parcels.payload.read):
+            assert hashlib.sha256(opened()).hexdigest() == digest
+        assert spark.sparkContext.parallelize([1], 1).map(
+            lambda _: hashlib.sha256(parcels.payload.read()).hexdigest()
+        ).collect() == [digest]
 
 
 def test_a_task_that_is_large_without_them_is_refused(spark: Any) -> None:
