@@ -13,6 +13,7 @@ from spark_estimator.errors import (
     JobCancelledError,
     JobFailedError,
     NotEnoughSlotsError,
+    PreflightError,
     PythonEnvironmentError,
     ResultError,
     SparkEstimatorError,
@@ -95,6 +96,11 @@ def explain(text: str) -> SparkEstimatorError | None:
             "Spark could not read the values that the ranks returned (unread block data): the driver's JVM needs about "
             "ten times as much memory as they have together. Return less (save it to storage and return the path), or "
             "start the session with a larger spark.driver.memory."
+        )
+    if match := re.search(r"(Sent message larger than max|gRPC message exceeds maximum size)[^\"\n]*", text):
+        return PreflightError(
+            "the function and its arguments, such as a model, are larger than a message of Spark Connect may be "
+            f"({match[0]}). Use a classic session, or a smaller model."
         )
     if "SPARK-24942" in text:
         return NotEnoughSlotsError(

@@ -14,6 +14,7 @@ import pytest
 from spark_estimator.errors import (
     JobFailedError,
     NotEnoughSlotsError,
+    PreflightError,
     PythonEnvironmentError,
     ResultError,
     remove_links,
@@ -61,6 +62,11 @@ JAVA = "org.apache.spark.SparkException: Job aborted due to stage failure: {}\n\
             "Exception while getting task result: java.lang.IllegalStateException: unread block data",
             ResultError,
             "Return less (save it to storage and return the path), or start the session with a larger spark.driver",
+        ),
+        (
+            'status = StatusCode.RESOURCE_EXHAUSTED\n\tdetails = "CLIENT: Sent message larger than max (9 vs. 8)"',
+            PreflightError,
+            "are larger than a message of Spark Connect may be (Sent message larger than max (9 vs. 8)). Use a classic",
         ),
         ("[SPARK-24942]: Barrier execution mode ...", NotEnoughSlotsError, "dynamicAllocation.enabled=false"),
     ],
