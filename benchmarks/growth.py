@@ -24,7 +24,7 @@ from benchmarks.command_line import ended_by_signals, list_of, positive
 from benchmarks.interleaved import BenchmarkError
 from benchmarks.launch import session
 from spark_estimator import TorchEstimator
-from spark_estimator.console import ends_with_its_reader
+from spark_estimator.console import end_with_reader
 
 _MODULE = "benchmarks.growth"
 _ROWS = 1000
@@ -167,7 +167,7 @@ def measure(spark: Any, name: str, size: int) -> tuple[float, float]:
     return fitted - started, ended - fitted
 
 
-@ends_with_its_reader
+@end_with_reader
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the arguments, runs all cases, and prints the table."""
     parser = argparse.ArgumentParser(
