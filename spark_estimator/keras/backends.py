@@ -53,7 +53,7 @@ def reduce_gradients(
     if indices:
         sent, owners = [gradients[index] for index in indices], [variables[index] for index in indices]
         for index, gradient in zip(
-            indices, load_backend(exchange.backend).reduced(exchange, sent, owners, everything), strict=True
+            indices, load_backend(exchange.backend).reduce_gradients(exchange, sent, owners, everything), strict=True
         ):
             result[index] = gradient
     if exchange.scale_local and exchange.op is ReduceOp.AVERAGE:
