@@ -157,7 +157,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             DataError: a column or value can't be used; also where a task of Spark's, or a rank, has noticed it.
             Others as `run_in_session`.
         """
-        frame: Any = dataset if df is None else checks.get_frame("fit()", dataset, df)
+        frame: Any = checks.get_frame("fit()", dataset, df) if dataset is None or df is not None else dataset
         with raise_task_errors():
             return self._fit_frame(frame, params)
 

@@ -164,7 +164,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             TypeError: there is no DataFrame, or two.
             ValueError, DataError: a column is missing, or cannot be used.
         """
-        frame: Any = dataset if df is None else checks.get_frame("transform()", dataset, df)
+        frame: Any = checks.get_frame("transform()", dataset, df) if dataset is None or df is not None else dataset
         return super().transform(frame, params)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:

@@ -72,8 +72,8 @@ def pretend(number: int) -> None:
     for module in (device, gradient_bucket):
         if hasattr(module, "current_stream"):
             vars(module)["current_stream"] = _real_current_stream  # which refuses a stream that is captured
-    vars(device)["cuda_device"] = lambda of: device.NO_DEVICE if hasattr(of, "is_on_host") else cuda_device(of)
-    vars(device)["_device_name"] = lambda of: "cpu" if hasattr(of, "is_on_host") else f"cuda:{number}"
+    vars(device)["find_cuda_device"] = lambda of: device.NO_DEVICE if hasattr(of, "is_on_host") else cuda_device(of)
+    vars(device)["_describe_device"] = lambda of: "cpu" if hasattr(of, "is_on_host") else f"cuda:{number}"
     replaced = {
         "Stream": Stream, "stream": _stream, "current_stream": lambda: Stream(pretended_gpus.current()),
         "synchronize": lambda: None, "_sleep": lambda _: None, "set_device": lambda _: None, "CUDAGraph": Graph,

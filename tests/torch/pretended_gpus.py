@@ -43,7 +43,7 @@ def pretend(number: int) -> None:
     fake_gpus.use(number)
     _kept["first"] = fake_gpus.new_stream()
     replaced: dict[str, Callable[..., Any]] = {
-        "cuda_device": lambda tensor: number if isinstance(tensor, torch.Tensor) else device.NO_DEVICE,
+        "find_cuda_device": lambda tensor: number if isinstance(tensor, torch.Tensor) else device.NO_DEVICE,
         "raw_stream": lambda _: current(),
         "current_stream": lambda _number, _kind: current(),
         "wait_for_streams": lambda _, streams: noted.append(("wait_for_streams", set(streams))),

@@ -48,7 +48,7 @@ class PyfuncModel:
         if table is None:
             kind = type(model_input).__name__
             raise TypeError(f"predict() takes a pandas.DataFrame with the columns of the model's features; got {kind}.")
-        return _protect_null_texts(self._predictor.frame(table))
+        return _protect_null_texts(self._predictor.predict_frame(table))
 
     def get_raw_model(self) -> TableModel:
         """Return the `TorchModel`, `KerasModel` or `TransformersModel` itself."""

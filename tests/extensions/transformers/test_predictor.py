@@ -48,6 +48,10 @@ def causal() -> TextPredictor:
     return TextPredictor.from_model(tiny.causal(), tiny.tokenizer(), 4, generation={"max_new_tokens": 3}, **options)
 
 
+def batch_of(texts: pyarrow.Array) -> pyarrow.RecordBatch:
+    return pyarrow.RecordBatch.from_arrays([texts], names=["text"])
+
+
 def test_scores_do_not_depend_on_the_other_texts(classifier: TextPredictor) -> None:
     together = numpy.stack(classifier.predict_texts(TEXTS))
     assert together.shape == (6, 2) and together.dtype == numpy.float32
@@ -63,10 +67,10 @@ def test_scores_do_not_depend_on_the_other_texts(classifier: TextPredictor) -> N
 
 
 def test_nulls_empty_texts_and_no_texts(classifier: TextPredictor) -> None:
-    result = classifier.predict_batch([pyarrow.array([None, "", TEXTS[0], None])])
+    result = classifier.predict_batch(batch_of(pyarrow.array([None, "", TEXTS[0], None])))
     assert result.is_valid().to_pylist() == [False, True, True, False]
-    assert len(classifier.predict_batch([pyarrow.array([], pyarrow.string())])) == 0
-    assert classifier.predict_batch([pyarrow.array([None, None], pyarrow.string())]).null_count == 2
+    assert len(classifier.predict_batch(batch_of(pyarrow.array([], pyarrow.string())))) == 0
+    assert classifier.predict_batch(batch_of(pyarrow.array([None, None], pyarrow.string()))).null_count == 2
 
 
 def test_it_travels_by_pickle(classifier: TextPredictor) -> None:
@@ -101,7 +105,7 @@ def test_texts_that_are_too_long_are_cut(classifier: TextPredictor) -> None:
 
 def test_each_word_has_a_class_and_one_that_is_cut_off_none(words: TextPredictor) -> None:
     rows = [["the", "cat", "is", "kind"], [], ["the"] * 9, None]
-    result = words.predict_batch([pyarrow.array(rows, pyarrow.list_(pyarrow.string()))]).to_pylist()
+    result = words.predict_batch(batch_of(pyarrow.array(rows, pyarrow.list_(pyarrow.string())))).to_pylist()
     assert [None if row is None else len(row["p0"]) for row in result] == [4, 0, 9, None]
     assert set(result[0]["p0"]) <= {"O", "animal"}
     assert result[2]["p0"][6:] == [None] * 3 and None not in result[2]["p0"][:6]
@@ -120,7 +124,7 @@ def test_texts_are_continued_one_like_the_other(causal: TextPredictor) -> None:
 def test_chats_come_as_json_or_as_they_are(causal: TextPredictor) -> None:
     chats = [row["messages"][:1] for row in tiny.chats(3)]
     expected = causal.predict_texts(chats)
-    as_json = replace(causal, as_json=True).predict_batch([pyarrow.array([*map(json.dumps, chats), None])])
+    as_json = replace(causal, as_json=True).predict_batch(batch_of(pyarrow.array([*map(json.dumps, chats), None])))
     assert [row and row["p0"] for row in as_json.to_pylist()] == [*expected, None]
     assert causal.predict_frame({"text": chats})["answer"].tolist() == expected
 
@@ -138,10 +142,10 @@ def test_on_the_gpu_of_a_task(name: str, request: pytest.FixtureRequest) -> None
 
 def test_nulls_inside_of_a_text_are_nulls(words: TextPredictor, causal: TextPredictor) -> None:
     rows = [["the", None], ["the", "cat"], None]
-    result = words.predict_batch([pyarrow.array(rows, pyarrow.list_(pyarrow.string()))])
+    result = words.predict_batch(batch_of(pyarrow.array(rows, pyarrow.list_(pyarrow.string()))))
     assert result.is_valid().to_pylist() == [False, True, False]
     chats = [json.dumps([{"role": "user"}]), json.dumps([{"role": "user", "content": "the cat"}]), None]
-    answers = replace(causal, as_json=True).predict_batch([pyarrow.array(chats)])
+    answers = replace(causal, as_json=True).predict_batch(batch_of(pyarrow.array(chats)))
     assert answers.is_valid().to_pylist() == [False, True, False]
 
 
