@@ -138,7 +138,7 @@ def test_a_slow_store_is_reported_once(
     now, texts = [0.0], []
 
     class Slow:
-        def reports(self) -> list[Any]:
+        def read_reports(self) -> list[Any]:
             return []
 
         def put(self, path: str, content: memoryview) -> bool:

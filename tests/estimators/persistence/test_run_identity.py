@@ -49,6 +49,6 @@ def test_rows_are_described_by_their_columns() -> None:
 
 def test_names_are_without_modules() -> None:
     assert get_name(None) == "none"
-    assert get_name(get_name) == "name_of"
+    assert get_name(get_name) == "get_name"
     assert get_name(spec_of()) == "TrainSpec"
     assert get_name(functools.partial(get_name)) == "partial"

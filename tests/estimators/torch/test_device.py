@@ -59,17 +59,17 @@ def test_batches_are_pinned_and_copied_while_the_host_goes_on(gpus: Record) -> N
 def test_a_model_is_loaded_once_and_follows_the_task(gpus: Record) -> None:
     expected, sent = on_cpu(), pickle.dumps(predictor())
     with spark_task("0"):
-        model = pickle.loads(sent).model()
+        model = pickle.loads(sent).get_model()
         assert get_device(model) == torch.device("cuda", 0)
-        assert pickle.loads(sent).model() is model
+        assert pickle.loads(sent).get_model() is model
     with spark_task("1"):
         of_task = pickle.loads(sent)
-        assert of_task.model() is model and get_device(model) == torch.device("cuda", 1)
+        assert of_task.get_model() is model and get_device(model) == torch.device("cuda", 1)
         assert "empty_cache" in gpus.calls, "the first GPU's memory is free again"
         assert numpy.array_equal(of_task.predict_matrices([ROWS])[0], expected)
     with spark_task():
         of_task = pickle.loads(sent)
-        assert of_task.model() is model and get_device(model) == torch.device("cpu")
+        assert of_task.get_model() is model and get_device(model) == torch.device("cpu")
         assert numpy.array_equal(of_task.predict_matrices([ROWS])[0], expected)
 
 
