@@ -259,5 +259,6 @@ def test_fractions_are_not_cut_off() -> None:
         model=nn.Embedding(5, 1), inputs=[field], outputs=[1], label_types=["float"], label_columns=["y"]
     )
     assert model.predict(numpy.array([1.0, 2.0])).shape == (2, 1)
-    with pytest.raises(DataError, match="column 'n' holds whole numbers in the first rows, .* row 1 of a batch of rows holds 2.5"):
+    words = r"column 'n' holds whole numbers in the first rows, .* row 1 of a batch of rows holds 2\.5"
+    with pytest.raises(DataError, match=words):
         model.predict(numpy.array([1.0, 2.5]))
