@@ -177,7 +177,7 @@ def test_the_wish_of_rank_0_counts(hosts: str, wishes: list[str], most_hosts: in
 
 def job_with_few_descriptors(rank: int) -> float:
     if rank == 3:  # enough of them to connect, but no more
-        few = SimpleNamespace(shortage=lambda count: descriptors.find_shortage(count + 10**6))
+        few = SimpleNamespace(find_shortage=lambda count: descriptors.find_shortage(count + 10**6))
         ring_order.descriptors = few  # type: ignore[assignment]
     context.init()
     return float(arrays.allreduce(numpy.ones(1_000_000), Sum, "x")[0])
