@@ -63,7 +63,7 @@ def test_the_engine_is_no_engine_without_the_library_that_an_encrypted_job_needs
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert probe.check_engine(encrypted=True)["build"].startswith(f"{_native.ABI_VERSION}; ")
-    hidden = "; from spark_estimator.security import encryption; encryption.libcrypto_path = lambda: '/no/such/file'"
+    hidden = "; from spark_estimator.security import encryption; encryption.find_libcrypto = lambda: '/no/such/file'"
     monkeypatch.setattr(probe, "ENGINE", probe.ENGINE + hidden)
     assert probe.check_engine(encrypted=False)
     with pytest.raises(RuntimeError, match=r"EncryptionUnavailableError: .* /no/such/file is not OpenSSL") as caught:

@@ -200,5 +200,5 @@ def test_calls_and_threads_of_this_package_take_a_line_or_none() -> None:
         engine_wait.stop()
         users.stop()
     assert text.count(wanted) == 1
-    assert text.count("in _tell\n") == 1, "of the user's thread; the other is left out"
-    assert "(inside spark_estimator: current_stacks)" in text
+    assert text.count("in _answer_requests\n") == 1, "of the user's thread; the other is left out"
+    assert "(inside spark_estimator: format_current_stacks)" in text
