@@ -17,7 +17,7 @@ class Shown:
     def __init__(self) -> None:
         self.lines_of: list[tuple[int, str, list[str]]] = []
 
-    def lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
+    def pass_lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
         self.lines_of.append((rank, stream, list(texts)))
 
 
