@@ -155,8 +155,7 @@ class LauncherLink:
     """A rank's end.
 
     Attributes:
-        holds_state, silent, why, commits, keeps_ranks: as in `Ready`; the caller sets them before
-            `await_next_round`.
+        holds_state, silent, why, commits, keeps_ranks: as in `Ready`; the caller sets them before `await_next_round`.
         most_ranks: of the largest round that this process was assigned to, also of one that has lost a rank
             before it began; 0 in its first.
     """

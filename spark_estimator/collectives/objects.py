@@ -38,8 +38,7 @@ def broadcast_object(
     Raises:
         TypeError: the name is no string.
         ValueError: the root is none of the set's ranks, or the name cannot be sent.
-        HorovodInternalError: on every rank, when the root cannot pickle its object; there with the reason as the
-            cause.
+        HorovodInternalError: on every rank, when the root cannot pickle its object; there with the reason as the cause.
     """
     _check_name("broadcast_object", name)
     is_root = context.rank() == to_whole_number(root_rank)

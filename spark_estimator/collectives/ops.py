@@ -58,8 +58,7 @@ def submit(
         tensors: one; for an allreduce, allgather or reducescatter also several, of any types, done as one: all or
             nothing; none for a barrier and a join.
         reduce_op: allreduce, reducescatter: the reduction.
-        root_rank: broadcast: whose input everyone's output becomes; its number in the job, also for a process
-            set.
+        root_rank: broadcast: whose input everyone's output becomes; its number in the job, also for a process set.
         process_set: whose ranks take part; None: all.
         prescale, postscale: allreduce, reducescatter: factors before and after the reduction.
         splits: alltoall: rows for each rank of the set; None: even shares.

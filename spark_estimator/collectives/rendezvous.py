@@ -344,8 +344,7 @@ def find_current(rendezvous_fd: int | None = None) -> Rendezvous | None:
         None if there is neither: the process is a job of one rank.
 
     Raises:
-        ValueError: the descriptor is not the launcher's, so this process is not the one that the launcher
-            started.
+        ValueError: the descriptor is not the launcher's, so this process is not the one that the launcher started.
     """
     global _current
     if _current is None and rendezvous_fd is not None:

@@ -71,18 +71,15 @@ def make_torch_dataloader(
             all columns, or one for each by name. It costs rank 0 a look at all rows. None: they are refused.
         decoders: by the name of a column of bytes, a function from these to an array, the same shape in all rows.
         storage_options: for fsspec.
-        cache_bytes: the most bytes of rows that a host's disk keeps, for all of its ranks; 0: none. None: all
-            rows.
-        buffer_bytes: the most bytes of rows that each rank keeps in memory, where not all are on disk; None: 256
-            MiB.
+        cache_bytes: the most bytes of rows that a host's disk keeps, for all of its ranks; 0: none. None: all rows.
+        buffer_bytes: the most bytes of rows that each rank keeps in memory, where not all are on disk; None: 256 MiB.
 
     Returns:
         What gives one epoch each time that it is iterated; ``len()`` is the number of its batches.
 
     Raises:
         DataError: files or columns that cannot be read; the text names them.
-        ValueError: both `columns` and `feature_cols` are set, `batch_size` is less than 1, or a limit is
-            negative.
+        ValueError: both `columns` and `feature_cols` are set, `batch_size` is less than 1, or a limit is negative.
     """
     check_request(batch_size, columns, feature_cols, label_cols)
     limits = RowLimits.from_parameters(cache_bytes, buffer_bytes)

@@ -44,8 +44,7 @@ def run_fn(func: Callable[..., ValueT], reset: Callable[[], object], mode: str =
 
     Raises:
         HorovodInternalError: a failure that repeats itself (see `SAME_FAILURES`).
-        PeerLostError: with `rejoin` in a job of a fixed size, which can't replace a rank; its cause is
-            NotElasticError.
+        PeerLostError: with `rejoin` in a job of a fixed size, which can't replace a rank; its cause is NotElasticError.
         ValueError: another mode.
     """
     if mode not in ("commit", "step"):

@@ -45,8 +45,7 @@ def allreduce(
     """Reduce a value of each rank to one, on every rank. All ranks of the set call it.
 
     Args:
-        value: a number, a list of numbers, a numpy array or a backend's tensor; the same shape and type on all
-            ranks.
+        value: a number, a list of numbers, a numpy array or a backend's tensor; the same shape and type on all ranks.
         name: matches the ranks' calls; None: a rank's n-th call without a name matches the others' n-th.
         average: deprecated; the older form of `op`: True is Average, False is Sum.
         prescale_factor, postscale_factor: factors before and after the reduction.
@@ -55,8 +54,7 @@ def allreduce(
         process_set: whose ranks take part.
 
     Returns:
-        On TensorFlow a tensor: of float32 and int32 for Python's numbers, as ``tf.constant`` makes of them. On
-            other
+        On TensorFlow a tensor: of float32 and int32 for Python's numbers, as ``tf.constant`` makes of them. On other
         backends a tensor for a tensor, a number of numpy's for a number, else an array.
 
     Raises:

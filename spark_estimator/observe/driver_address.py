@@ -11,8 +11,7 @@ def find_driver_address(preferred: str, towards: str = "") -> str:
 
     Args:
         preferred: what Spark calls the driver's host; used when it is an address of this host.
-        towards: a host that must be able to reach this one, '' for `preferred`; else the address of the route to
-            it.
+        towards: a host that must be able to reach this one, '' for `preferred`; else the address of the route to it.
 
     Raises:
         OSError: this host has no suitable address.

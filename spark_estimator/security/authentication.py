@@ -79,8 +79,7 @@ def connect(
     Args:
         sock: a connected stream socket. Its timeout is restored afterwards. The caller closes it on an error.
         key: the secret of the job, `KEY_BYTES` random bytes.
-        context: the purpose of the connection, at most `MAX_CONTEXT_BYTES`; the acceptor receives it,
-            authenticated.
+        context: the purpose of the connection, at most `MAX_CONTEXT_BYTES`; the acceptor receives it, authenticated.
         timeout: of the whole handshake.
         encrypted: whether the connection will be encrypted; the other end must agree.
 
@@ -266,8 +265,7 @@ def accept(
         The connector's context, authenticated.
 
     Raises:
-        AuthenticationError: the other end does not hold the key, uses another protocol, does not answer, or is
-            refused.
+        AuthenticationError: the other end does not hold the key, uses another protocol, does not answer, or is refused.
     """
     acceptor = Acceptor(key, approve)
     with _Exchange(sock, timeout) as exchange:

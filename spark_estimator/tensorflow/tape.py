@@ -79,8 +79,7 @@ def DistributedGradientTape(
         op: `Average`, `Sum` or `Adasum`.
         gradient_predivide_factor: f splits an average: 1/f before the sum and f/size after it.
         num_groups: deprecated; use `groups`.
-        groups: an integer: that many nearly even groups, each reduced as one; or lists of variables. None: by
-            size.
+        groups: an integer: that many nearly even groups, each reduced as one; or lists of variables. None: by size.
         process_set: over whose ranks; by default all. A rank outside keeps its gradients.
         scale_local_gradients: see `register_local_source`.
 

@@ -48,8 +48,7 @@ class GraphCollective(NamedTuple):
     Attributes:
         op: TensorFlow's name for it.
         process_set: whose ranks take part.
-        reduce_op, prescale, postscale: allreduce and reducescatter: the reduction, and factors before and after
-            it.
+        reduce_op, prescale, postscale: allreduce and reducescatter: the reduction, and factors before and after it.
         root_rank: broadcasts: whose values all get; its number in the job.
         text: of a query: its kind; of an agreement: what the ranks compare (see `make_agreement`).
         residues: of an allreduce that is sent as int8: a key for each tensor, with commas between them; see

@@ -59,8 +59,7 @@ def make_rendezvous(settings: Settings, ranks: Sequence[int] | None = None) -> R
 
     Args:
         settings: how long to wait, and the user's key or folder.
-        ranks: the launcher's numbers of the processes that make a job, in the order of their ranks in it; None:
-            all.
+        ranks: the launcher's numbers of the processes that make a job, in the order of their ranks in it; None: all.
 
     Raises:
         ForeignLauncherError: the launcher's job can't be joined; the text names what to do.

@@ -143,8 +143,7 @@ def find_foreign_job(environ: Mapping[str, str] | None = None, *, one_host: bool
     """Return the job of several processes that the environment shows; None if it shows none.
 
     Args:
-        environ: the process's environment; default: ``os.environ``. A value that isn't a whole number counts as
-            unset.
+        environ: the process's environment; default: ``os.environ``. A value that isn't a whole number counts as unset.
         one_host: whether all of its processes are on this host; None: as the environment shows.
     """
     environ = os.environ if environ is None else environ

@@ -68,8 +68,7 @@ class EpochRows(ABC):
         """Leave out a share of the rows, drawn by chance: all ranks' rows together, to the row.
 
         Args:
-            read: [ranks] rows that each rank had read when the rows were drawn, in a training whose ranks have
-                changed
+            read: [ranks] rows that each rank had read when the rows were drawn, in a training whose ranks have changed
                 since: the same rows are left out. Empty: they are drawn now.
 
         Returns:

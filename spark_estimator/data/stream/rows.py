@@ -243,8 +243,7 @@ def stream_rows(
     collective.
 
     Args:
-        held_source: files with rows for validation alone; None: there are none, or `source` has a column of
-            marks.
+        held_source: files with rows for validation alone; None: there are none, or `source` has a column of marks.
         fields: of the rows.
         purpose: of the rows, for messages.
 

@@ -42,8 +42,7 @@ def to_lightning_module(
         loss_fns: one, or one for each label: a mean over rows.
         loss_weights: one for each label; None: equal ones that add up to 1.
         sample_weights_col: multiplies rows' losses; None: nothing does.
-        validation: anything but None: it has a ``validation_step``, as it has otherwise; it is there for old
-            calls.
+        validation: anything but None: it has a ``validation_step``, as it has otherwise; it is there for old calls.
 
     Raises:
         ValueError: there is not one loss, and one weight, for each label.

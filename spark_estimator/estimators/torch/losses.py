@@ -38,15 +38,13 @@ class TorchParts:
     """What `TrainSpec.framework` is for PyTorch.
 
     Attributes:
-        model, optimizer: the optimizer holds the model's own parameters; both are sent in one pickle, which keeps
-            that.
+        model, optimizer: the optimizer holds the model's own parameters; both are sent in one pickle, which keeps that.
         losses: [labels] functions of (output, label).
         loss_weights: [labels].
         scheduler: of the learning rate, moved after each epoch; None: it stays.
         metrics: [labels] functions of (output, label), each.
         compression: of gradients; None: none.
-        label_shapes: [labels] of a batch, with -1 for its rows; None: as the output, where that holds as many
-            values.
+        label_shapes: [labels] of a batch, with -1 for its rows; None: as the output, where that holds as many values.
         precision: "bf16": the model's forward pass runs under autocast; None: in its own types.
         callbacks: see `estimators.torch.callbacks`.
         minibatch: the user's own step, as Horovod calls it; None: this package's.
@@ -54,8 +52,7 @@ class TorchParts:
         leaving_out: the numbers of those labels in which some rows have the class that their loss leaves out, so
             that it divides by the others.
         metric_names: [labels][metrics] of `metrics`; empty: as `name_metrics` makes them.
-        rate_is_joint: the learning rate is that of a step of all ranks; False: of one process, and it is
-            multiplied.
+        rate_is_joint: the learning rate is that of a step of all ranks; False: of one process, and it is multiplied.
         settings: what else distinguishes the training from another.
         returns_optimizer: the driver gets the optimizer's state, too.
         sync: "allreduce", or "local_sgd" or "diloco": what the ranks exchange.

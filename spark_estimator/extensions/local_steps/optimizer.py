@@ -62,8 +62,7 @@ def DiLoCo(  # a function that is used like a class, as DistributedOptimizer
     anything: with a ``TorchState`` that has this optimizer, no rank returns to a commit.
 
     Args:
-        optimizer: any ``torch.optim.Optimizer``; the same object is returned. Add all parameters before the first
-            step.
+        optimizer: any ``torch.optim.Optimizer``; the same object is returned. Add all parameters before the first step.
         named_parameters: usually ``model.named_parameters()``, for messages.
         inner_steps: between two exchanges of a parameter.
         outer_lr, outer_momentum: of the outer step. The papers' momentum of 0.9 pays in long trainings, and loses

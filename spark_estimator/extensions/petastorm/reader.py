@@ -207,8 +207,7 @@ def make_batch_reader(
 
     Args:
         dataset_url_or_urls: a folder, or files. Folders ``name=value`` below make columns.
-        schema_fields: columns: names, regular expressions that match whole names, or fields of a Unischema; None:
-            all.
+        schema_fields: columns: names, regular expressions that match whole names, or fields of a Unischema; None: all.
         reader_pool_type: "dummy" reads when rows are asked for; "thread" and "process" read ahead in threads.
         workers_count: the most threads; there is at most one for each core.
         seed: determines the orders; None: a random seed does.
@@ -217,8 +216,7 @@ def make_batch_reader(
         shuffle_row_drop_partitions: the number of parts in which each row group is read.
         predicate: selects rows; of `petastorm.predicates`.
         num_epochs: all rows are read so often; None: again and again.
-        cur_shard, shard_count: the selected rows are cut into `shard_count` equal shares, and share `cur_shard`
-            is
+        cur_shard, shard_count: the selected rows are cut into `shard_count` equal shares, and share `cur_shard` is
             read: ``hvd.rank()`` and ``hvd.size()``. Without them it is all rows.
         trust: the pickled Unischema of a data set that petastorm wrote may be opened, to decode its columns; no
             code that it names is run. False: they remain bytes.
@@ -268,8 +266,7 @@ def make_reader(
         transform_spec: its function takes and returns a dict of one row.
 
     Raises:
-        DataError: files or columns that cannot be read, and columns of arrays without `trust`; the text names
-            them.
+        DataError: files or columns that cannot be read, and columns of arrays without `trust`; the text names them.
         TypeError, ValueError: as `make_batch_reader`.
     """
     return _make("make_reader", dataset_url, "" if trust else "refused", locals())

@@ -32,8 +32,7 @@ def make_petastorm_dataset(reader: Reader) -> tf.data.Dataset:
     warning.
 
     Raises:
-        DataError: a column has a type that TensorFlow has no tensors of, or null; the latter where the row is
-            read.
+        DataError: a column has a type that TensorFlow has no tensors of, or null; the latter where the row is read.
     """
     if not isinstance(reader, Reader):
         raise TypeError(f"make_petastorm_dataset takes a reader of this package; got {reader!r}.")

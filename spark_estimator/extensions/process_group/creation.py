@@ -211,13 +211,11 @@ def create(options: Any, _backend_options: object = None) -> EngineGroup:
     """Make a group for torch's ``init_process_group("spark_estimator")``.
 
     Args:
-        options: torch's ``_DistributedBackendOptions``: store, group_rank, group_size, timeout,
-            global_ranks_in_group.
+        options: torch's ``_DistributedBackendOptions``: store, group_rank, group_size, timeout, global_ranks_in_group.
 
     Raises:
         RuntimeError: this PyTorch is too old.
-        ValueError: rank or number of ranks are not those of the job, or the group is a part of one that is not
-            ours.
+        ValueError: rank or number of ranks are not those of the job, or the group is a part of one that is not ours.
     """
     older_torch.check_version()
     groups = _get_job_groups()

@@ -111,8 +111,7 @@ def add_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOpti
     """Return the options, with `HOROVOD_SPARK_START_TIMEOUT` where they have no start_timeout.
 
     Args:
-        has_rows: Spark has to compute rows first, which may take any time: the variable counts only where it is
-            set.
+        has_rows: Spark has to compute rows first, which may take any time: the variable counts only where it is set.
 
     Raises:
         ValueError: the variable has an invalid value.

@@ -47,8 +47,7 @@ class ParameterHooks:
     Attributes:
         counting: one element: whether gradients are taken out of the sets that `count_in` has named.
         gave_away: whether a listener that was made later has had a parameter of this one's.
-        shares: whether it gave one away, or `select_not_newer` has left one out: another call may give another
-            result.
+        shares: whether it gave one away, or `select_not_newer` has left one out: another call may give another result.
     """
 
     def __init__(self, listener: Listener) -> None:
