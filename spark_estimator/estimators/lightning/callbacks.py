@@ -262,7 +262,7 @@ def make_strategy(flavour: str, watch: EpochSums, verbose: int, **options: Any) 
             watch.end_step("validation", output)
             return output
 
-        def note_restored_rates(self, checkpoint: Mapping[str, Any]) -> None:
+        def restored_rates(self, checkpoint: Mapping[str, Any]) -> None:
             pass  # `follow_ranks` is called when the schedules have their state, too
 
         def log_rates(self, line: str) -> None:
