@@ -133,15 +133,13 @@ def to_numbers(array: pyarrow.Array) -> pyarrow.Array:
     return array
 
 
-def drop_nulls(batch: pyarrow.RecordBatch, rules: Sequence[tuple[NullPolicy, str]]) -> pyarrow.RecordBatch:
-    """Return a batch as after `columns.cast_columns` and ``dropna`` in Spark: rows are dropped, or a number replaces
-    nulls.
+def apply_null_rules(batch: pyarrow.RecordBatch, rules: Sequence[tuple[NullPolicy, str]]) -> pyarrow.RecordBatch:
+    """Return a batch as after Spark's ``fillna`` and ``dropna``: a number replaces nulls, or rows are dropped.
 
     Args:
-        policies: [columns] "error" leaves nulls, "drop" drops rows with a null (or, as Spark's ``dropna``, NaN)
-            in the column, a number replaces null and NaN that are not in arrays. Further columns are taken along
-            as they are.
-        dtypes: [columns] of the tensors that they are for.
+        rules: [columns] the policy, and the type of the tensor that the column is for. "error" leaves nulls, "drop"
+            drops rows with a null (or, as Spark's ``dropna``, NaN) in the column, a number replaces null and NaN that
+            are not in arrays. Further columns are taken along as they are.
     """
     if all(policy == "error" for policy, _ in rules):
         return batch

@@ -29,7 +29,7 @@ from spark_estimator.data.categories import CategoryEncoder
 from spark_estimator.data.decoding import Decoder, to_lists
 from spark_estimator.data.fields import Array, Field, is_list, make_matrix
 from spark_estimator.data.nulls import NullPolicy, Nulls, drops_rows, get_policy
-from spark_estimator.data.numbers import drop_nulls, to_numbers
+from spark_estimator.data.numbers import apply_null_rules, to_numbers
 from spark_estimator.data.transformation import Takes, Transformation
 from spark_estimator.errors import DataError
 
@@ -189,7 +189,7 @@ class RowEncoder:
         if self.marker is not None:
             columns.append(read_marks(result[self.marker]))
             names.append("marker")
-        return drop_nulls(pyarrow.RecordBatch.from_arrays(columns, names=names), rules)
+        return apply_null_rules(pyarrow.RecordBatch.from_arrays(columns, names=names), rules)
 
     def _find_null_rule(self, number: int, column: pyarrow.Array, dtype: str | None) -> tuple[NullPolicy, str]:
         """Return what is done about a column's nulls, and the type of its tensor."""

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow
 import pytest
 
-from spark_estimator.data.numbers import drop_nulls, get_kind, is_exact, make_file_readable, to_numbers
+from spark_estimator.data.numbers import apply_null_rules, get_kind, is_exact, make_file_readable, to_numbers
 from spark_estimator.errors import DataError
 
 VECTOR = pyarrow.struct(
@@ -65,27 +65,27 @@ def test_nulls_as_spark_has_them() -> None:
     batch = pyarrow.RecordBatch.from_pydict(
         {"c0": [1, None, 3, 4], "c1": [1.0, 2.0, float("nan"), None], "marker": [True, None, False, True]}
     )
-    assert drop_nulls(batch, [("error", "int64"), ("error", "float32")]) is batch
-    assert drop_nulls(batch, [("drop", "int64"), ("drop", "float32")]).to_pydict() == {
+    assert apply_null_rules(batch, [("error", "int64"), ("error", "float32")]) is batch
+    assert apply_null_rules(batch, [("drop", "int64"), ("drop", "float32")]).to_pydict() == {
         "c0": [1],
         "c1": [1.0],
         "marker": [True],
     }
-    filled = drop_nulls(batch, [(0.5, "int64"), (0.5, "float32")]).to_pydict()
+    filled = apply_null_rules(batch, [(0.5, "int64"), (0.5, "float32")]).to_pydict()
     assert filled["c0"] == [1, 0, 3, 4] and filled["c1"] == [1.0, 2.0, 0.5, 0.5] and filled["marker"][1] is None
-    mixed = drop_nulls(batch, [(7, "int64"), ("drop", "float32")]).to_pydict()
+    mixed = apply_null_rules(batch, [(7, "int64"), ("drop", "float32")]).to_pydict()
     assert mixed == {"c0": [1, 7], "c1": [1.0, 2.0], "marker": [True, None]}
 
 
 def test_rows_with_all_values_are_the_same_batch_after_dropping() -> None:
     batch = pyarrow.RecordBatch.from_pydict({"c0": [1, 2]})
-    assert drop_nulls(batch, [("drop", "int64")]) is batch
+    assert apply_null_rules(batch, [("drop", "int64")]) is batch
 
 
 def test_a_fraction_in_a_column_of_whole_numbers_is_kept_for_the_check() -> None:
     """Only the replacement is converted to the tensor's type; the spool then refuses the fraction."""
     batch = pyarrow.RecordBatch.from_pydict({"c0": [0.5, None]})
-    assert drop_nulls(batch, [(7, "int64")]).column(0).to_pylist() == [0.5, 7.0]
+    assert apply_null_rules(batch, [(7, "int64")]).column(0).to_pylist() == [0.5, 7.0]
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def write_spools(
     """Write all rows.
 
     Args:
-        marker: as in `SpoolFeed`.
+        batches: made by the encoder's `encode_batches`.
         configured: as of `find_spool_folder`.
 
     Returns:
@@ -179,7 +179,7 @@ def write_spools(
 
 
 def split_marked(batch: pyarrow.RecordBatch) -> tuple[pyarrow.RecordBatch, pyarrow.RecordBatch | None]:
-    """Return the rows of a batch to train on, and those that are marked; None: no column marks any.
+    """Return the rows of an encoded batch to train on, and those that are marked; None: no column marks any.
 
     Raises:
         DataError: a mark is missing.

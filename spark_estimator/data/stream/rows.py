@@ -244,7 +244,6 @@ def stream_rows(
 
     Args:
         held_source: files with rows for validation alone; None: there are none, or `source` has a column of marks.
-        fields: of the rows.
         purpose: of the rows, for messages.
 
     Returns:

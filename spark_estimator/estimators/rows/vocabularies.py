@@ -22,7 +22,7 @@ from spark_estimator.data.categories import LONGEST_TEXT, CategoryEncoder, Share
 from spark_estimator.data.columns import Readable, cast_columns
 from spark_estimator.data.fields import is_list
 from spark_estimator.data.nulls import get_policy
-from spark_estimator.data.numbers import drop_nulls, to_numbers
+from spark_estimator.data.numbers import apply_null_rules, to_numbers
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.row_encoder import read_marks
 from spark_estimator.errors import DataError
@@ -247,7 +247,7 @@ def read_training_batches(files: DataFiles, columns: Columns, names: Sequence[st
         if marker is not None:
             arrays["marker"] = pyarrow.compute.fill_null(read_marks(batch.column(marker.name)), False)
         rows = pyarrow.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        rows = drop_nulls(rows, [("drop", "")] * len(others))
+        rows = apply_null_rules(rows, [("drop", "")] * len(others))
         yield rows if marker is None else rows.filter(pyarrow.compute.invert(rows.column("marker")))
 
 

@@ -36,13 +36,13 @@ class Tokenising:
     Attributes:
         tokenizer: pickled.
         marker: the column that marks rows for validation, which is kept; None: there is none.
-        drop_nulls: rows with a null are left out; False: they are an error.
+        apply_null_rules: rows with a null are left out; False: they are an error.
     """
 
     task: TextTask
     tokenizer: bytes = field(repr=False)
     marker: str | None = None
-    drop_nulls: bool = False
+    apply_null_rules: bool = False
 
     @property
     def schema(self) -> str:
@@ -88,7 +88,7 @@ class Tokenising:
             not is_missing(text, self.task.task) and (label is not None or self.task.label is None)
             for text, label in zip(texts, labels, strict=True)
         ]
-        if not all(whole) and not self.drop_nulls:
+        if not all(whole) and not self.apply_null_rules:
             number = whole.index(False)
             if is_missing(texts[number], self.task.task) and not has_null(texts[number]):
                 raise DataError(

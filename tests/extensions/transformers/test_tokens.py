@@ -97,20 +97,20 @@ def test_texts_that_are_null_or_have_a_null_inside(text: Any, expected: bool) ->
 
 def test_rows_with_a_null_inside_are_dropped_on_request() -> None:
     columns = {"text": [["the", None], ["cat"]], "kind": [["O", "O"], ["animal"]]}
-    (row,) = made(WORDS, columns, drop_nulls=True)
+    (row,) = made(WORDS, columns, apply_null_rules=True)
     assert row["labels"][:2] == [NO_TARGET, 1]
 
 
 def test_nulls_are_dropped_on_request() -> None:
     columns = {"text": ["a", None, "b"], "kind": ["bad", "bad", None]}
-    assert [row["labels"] for row in made(CLASSES, columns, drop_nulls=True)] == [0]
+    assert [row["labels"] for row in made(CLASSES, columns, apply_null_rules=True)] == [0]
 
 
 def test_chats_without_messages() -> None:
     chat = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "good"}]
     columns: dict[str, list[Any]] = {"text": [[], chat]}
     task = replace(CAUSAL, chat=True, packed=False)
-    assert len(made(task, columns, drop_nulls=True)) == 1
+    assert len(made(task, columns, apply_null_rules=True)) == 1
     with pytest.raises(DataError, match=r"'text' holds a chat without messages. nulls='drop' leaves such rows out"):
         made(task, columns)
 
