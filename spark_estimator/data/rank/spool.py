@@ -115,7 +115,7 @@ class SpoolWriter:
     """Takes rows, and keeps each field's in a file without a name.
 
     Args:
-        fields: what the rows hold.
+        encoder: makes matrices of them.
         configured: as of `find_spool_folder`.
     """
 

@@ -63,12 +63,12 @@ class Columns:
 
     @property
     def reading(self) -> RowEncoder:
-        """Return the preparation where the columns are read."""
+        """Return the encoder where the columns are read."""
         return self.encoder if self.kept is None else self.kept
 
     @property
     def held_reading(self) -> RowEncoder:
-        """Return the preparation where columns of files are read whose rows are all for validation."""
+        """Return the encoder where columns of files are read whose rows are all for validation."""
         apart = self.kept is None and not self.encoder.transforms_marked
         return self.encoder.untransformed if apart else self.reading
 

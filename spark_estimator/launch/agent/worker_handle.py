@@ -62,7 +62,6 @@ class RemoteWorkerHandle:
         number, rank, link: as in `HostConnection.make_worker_handle`.
         relay: as in `Supervisor`.
         closing: whether the connection has been closed on purpose.
-        most_value_bytes: a worker's larger value is refused; zero if values are sent another way.
     """
 
     def __init__(
