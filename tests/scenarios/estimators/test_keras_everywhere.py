@@ -46,7 +46,7 @@ def test_fit_transform_and_folders(tmp_path: Path, backend: str, kind: str) -> N
     assert results["untouched"]
     assert max(results["predictions"]) < 1e-5
     assert "uses Doubling, which aren't Keras' own" in results["untrusted"]
-    assert "Pass your own as custom_objects={...}, or pass trust=True" in results["untrusted"]
+    assert "Pass your own as custom_objects={'Doubling': Doubling}, or pass trust=True" in results["untrusted"]
     assert results["again"] == [True, True]
     assert results["estimator"] == 0.5
     assert results["shapes"] == [[[-1, 2, 2], [-1, 1]], [[-1, 1], [-1, 3]]]
