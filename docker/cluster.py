@@ -67,7 +67,8 @@ def up(arguments: argparse.Namespace) -> int:
             return 0
         variant, engine, why = choose_variant(arguments.variant)
         ports = cluster_ports.choose(cluster_ports.parse(arguments.ports))
-        print(f"Starting the cluster as {variant} ({why}); the logs are in {folder}", flush=True)
+        logs = f"the logs are in {folder / 'logs'}" if variant == "processes" else "the engine keeps the logs"
+        print(f"Starting the cluster as {variant} ({why}); {logs}", flush=True)
         began = time.monotonic()
         if variant == "containers":
             state = cluster_containers.up(folder, engine, ports)
@@ -121,7 +122,13 @@ def running(folder: Path) -> State | None:
     if state is None:
         return None
     if state.variant == "containers":
-        return state if cluster_containers.runs(folder, state) else None
+        dead = cluster_containers.find_dead(folder, state)
+        if dead and len(dead) < len(cluster_containers.SERVICES):
+            raise ClusterError(
+                f"A part of the cluster has ended: {', '.join(dead)} "
+                f"({cluster_containers.show_logs(folder, state, *dead)}). Stop the rest first: make cluster-down"
+            )
+        return None if dead else state
     condition = state.condition()
     if condition is Condition.BROKEN:
         ended = [process for process in state.processes if not process.is_alive()]

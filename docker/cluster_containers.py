@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -12,8 +14,11 @@ import cluster_state
 from cluster_processes import ClusterError, write_secrets
 from cluster_state import State
 
-COMPOSE_FILE = Path(__file__).resolve().parent / "compose.yaml"
+HERE = Path(__file__).resolve().parent
+# The second is a user's own, as Docker Compose reads it: mounts, GPUs, other limits.
+COMPOSE_FILES = (HERE / "compose.yaml", HERE / "compose.override.yaml")
 ENGINES = ("docker", "podman")
+SERVICES = ("master", "worker-1", "worker-2", "connect", "jupyter")
 
 
 def find_engine() -> tuple[str | None, list[str]]:
@@ -57,25 +62,36 @@ def up(folder: Path, engine: str, ports: Mapping[str, int]) -> State:
     state.write(folder / "state.json")
     if _compose(folder, state, "up", "--detach", "--build", "--wait", ports=ports):
         raise ClusterError(
-            f"{engine} compose could not start the cluster; its messages are above. `{engine} compose --file "
-            f"{COMPOSE_FILE} logs` shows those of the containers, `make cluster-down` removes them."
+            f"{engine} compose could not start the cluster; its messages are above. Those of the containers: "
+            f"{show_logs(folder, state)}. `make cluster-down` removes them."
         )
     return state
 
 
-def runs(folder: Path, state: State) -> bool:
-    """Whether containers of the cluster are running."""
-    answer = subprocess.run(
-        [*_command(state), "ps", "--quiet"], env=_environment(folder), capture_output=True, text=True, check=False
-    )
-    return answer.returncode == 0 and bool(answer.stdout.strip())
+def show_logs(folder: Path, state: State, *services: str) -> str:
+    """The command that prints what containers have logged; without services, all of them."""
+    return shlex.join(["env", f"CLUSTER_SECRETS={folder / 'secrets'}", *_command(folder, state), "logs", *services])
+
+
+def find_dead(folder: Path, state: State) -> list[str]:
+    """The services of which no container is running. Raises ClusterError when the engine does not answer."""
+    dead = []
+    for service in SERVICES:
+        labels = {"project": _project(folder), "service": service}
+        filters = [f"--filter=label=com.docker.compose.{name}={value}" for name, value in labels.items()]
+        answer = subprocess.run([state.engine, "ps", "--quiet", *filters], capture_output=True, text=True, check=False)
+        if answer.returncode:
+            raise ClusterError(f"{state.engine} ps failed: {answer.stderr.strip() or answer.returncode}")
+        if not answer.stdout.strip():
+            dead.append(service)
+    return dead
 
 
 def demo(folder: Path, state: State) -> int:
     """Runs the demo in the container of Jupyter. Returns the exit status."""
     for part in ("function", "estimator"):
         program = ("/opt/entrypoint.sh", "python", "/opt/spark-estimator/demo.py", part)
-        if status := _compose(folder, state, "exec", "--no-TTY", "jupyter", *program):
+        if status := _compose(folder, state, "exec", "-T", "jupyter", *program):
             return status
     return 0
 
@@ -88,8 +104,14 @@ def stop(folder: Path, state: State) -> None:
     shutil.rmtree(folder / "secrets", ignore_errors=True)
 
 
-def _command(state: State) -> list[str]:
-    return [state.engine, "compose", "--file", str(COMPOSE_FILE)]
+def _project(folder: Path) -> str:
+    """The name of the containers' project: one for each checkout."""
+    return f"spark-estimator-{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+
+
+def _command(folder: Path, state: State) -> list[str]:
+    files = [f"--file={path}" for path in COMPOSE_FILES if path.exists()]
+    return [state.engine, "compose", "--project-name", _project(folder), *files]
 
 
 def _environment(folder: Path, ports: Mapping[str, int] | None = None) -> dict[str, str]:
@@ -99,4 +121,6 @@ def _environment(folder: Path, ports: Mapping[str, int] | None = None) -> dict[s
 
 
 def _compose(folder: Path, state: State, *arguments: str, ports: Mapping[str, int] | None = None) -> int:
-    return subprocess.run([*_command(state), *arguments], env=_environment(folder, ports), check=False).returncode
+    return subprocess.run(
+        [*_command(folder, state), *arguments], env=_environment(folder, ports), check=False
+    ).returncode

@@ -15,7 +15,7 @@ spark.authenticate true
 spark.authenticate.secret $(cat /run/secrets/spark)
 spark.master.rest.enabled false
 spark.ui.killEnabled false
-spark.driver.host $(hostname -i | cut -d ' ' -f 1)
+spark.driver.host $(hostname -I | cut -d ' ' -f 1)
 spark.driver.bindAddress 0.0.0.0
 spark.driver.memory 600m
 spark.executor.memory 600m

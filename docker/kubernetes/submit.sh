@@ -14,7 +14,8 @@ spark-submit \
   --conf spark.kubernetes.namespace=spark-estimator \
   --conf spark.kubernetes.authenticate.driver.serviceAccountName=spark \
   --conf spark.kubernetes.container.image="$IMAGE" \
-  --conf spark.kubernetes.executor.podTemplateFile="$here/executor.yaml" \
+  --conf spark.kubernetes.driver.podTemplateFile="$here/pod.yaml" \
+  --conf spark.kubernetes.executor.podTemplateFile="$here/pod.yaml" \
   --conf spark.authenticate=true \
   --conf spark.executor.instances=2 \
   --conf spark.executor.cores=1 \

@@ -17,6 +17,7 @@ install() {
   "$folder/environment/bin/python" -m pip --disable-pip-version-check install --quiet \
     --constraint "$root/constraints.txt" "$@"
 }
-install "$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' "$root/constraints.txt")"
+# PyTorch's build for processors unless TORCH_INDEX names another index, as of docker/Dockerfile.
+install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' "$root/constraints.txt")"
 install venv-pack "$(ls "$root"/dist/*.whl)[$extras]"
 "$folder/environment/bin/venv-pack" --prefix "$folder/environment" --output "$archive"

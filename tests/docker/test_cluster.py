@@ -27,7 +27,7 @@ ENGINE = """\
 #!/bin/sh
 echo "$(basename "$0") $*" >> {calls}
 echo "SECRETS $CLUSTER_SECRETS PORTS $MASTER_UI_PORT $CONNECT_PORT $JUPYTER_PORT" >> {calls}
-case "$*" in *ps*) echo 0123456789ab ;; esac
+case "$*" in *service={dead}) ;; ps*) echo 0123456789ab ;; esac
 exit {status}
 """
 
@@ -47,11 +47,15 @@ def cluster(folder: Path, *arguments: str, seconds: float = 60, path: str | None
     return answer.returncode, answer.stdout
 
 
-def engine(folder: Path, name: str, status: int = 0) -> Path:
-    """Puts a program that imitates a container engine into a folder. Returns the file of its calls."""
+def engine(folder: Path, name: str, status: int = 0, dead: str = "") -> Path:
+    """Puts a program that imitates a container engine into a folder. Returns the file of its calls.
+
+    Args:
+        dead: the service whose container it does not list; "*": it lists none.
+    """
     calls = folder / "calls"
     program = folder / name
-    program.write_text(ENGINE.format(calls=calls, status=status))
+    program.write_text(ENGINE.format(calls=calls, status=status, dead=dead or "-"))
     program.chmod(0o755)
     return calls
 
@@ -71,10 +75,32 @@ def test_an_engine_that_answers_gets_the_compose_file(tmp_path: Path) -> None:
     assert cluster(folder, "down", path=path)[0] == 0
     assert cluster(folder, "status", path=path)[0] == 1
     text = calls.read_text()
-    assert f"compose --file {ROOT}/docker/compose.yaml up --detach --build --wait" in text
+    project = re.search(r"--project-name (spark-estimator-[0-9a-f]{8}) ", text)
+    assert project and f"label=com.docker.compose.project={project[1]} " in text
+    assert f"{project[1]} --file={ROOT}/docker/compose.yaml up --detach --build --wait" in text
     assert re.search(rf"SECRETS {folder}/secrets PORTS \d+ 25002 \d+", text)
-    assert "exec --no-TTY jupyter /opt/entrypoint.sh python /opt/spark-estimator/demo.py estimator" in text
+    assert "exec -T jupyter /opt/entrypoint.sh python /opt/spark-estimator/demo.py estimator" in text
     assert "down --volumes" in text and not (folder / "secrets").exists()
+
+
+def test_a_container_that_has_ended_is_named_with_the_command_for_its_log(tmp_path: Path) -> None:
+    engine(tmp_path, "docker")
+    folder, path = tmp_path / "cluster", f"{tmp_path}:/usr/bin:/bin"
+    assert cluster(folder, "up", path=path)[0] == 0
+    engine(tmp_path, "docker", dead="worker-2")
+    status, output = cluster(folder, "status", path=path)
+    assert status == 1 and "A part of the cluster has ended: worker-2 (env CLUSTER_SECRETS=" in output
+    assert f"{ROOT}/docker/compose.yaml logs worker-2). Stop the rest first: make cluster-down" in output
+    engine(tmp_path, "docker", dead="*")
+    assert cluster(folder, "status", path=path) == (1, "No cluster is running.\n")
+    assert cluster(folder, "down", path=path)[0] == 0
+
+
+def test_two_checkouts_have_clusters_of_their_own(tmp_path: Path) -> None:
+    calls = engine(tmp_path, "docker")
+    for name in ("one", "two"):
+        assert cluster(tmp_path / name, "up", path=f"{tmp_path}:/usr/bin:/bin")[0] == 0
+    assert len(set(re.findall(r"--project-name (\S+)", calls.read_text()))) == 2
 
 
 def test_without_an_engine_the_reasons_are_given(tmp_path: Path) -> None:

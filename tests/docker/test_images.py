@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,15 +26,37 @@ def test_what_is_copied_exists_and_is_sent_to_the_engine() -> None:
     copied = [line.split()[1:-1] for line in instructions() if line.startswith("COPY ") and "--from=" not in line]
     sources = {source for line in copied for source in line if not source.startswith("--")}
     assert sources and not [source for source in sources if not (ROOT / source).exists()]
-    rules = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    rules = (ROOT / ".dockerignore").read_text().splitlines()
     assert sources == {rule[1:] for rule in rules if rule.startswith("!")}
 
 
 def test_every_pip_install_is_held_to_the_constraints() -> None:
     installs = [step for line in instructions() for step in line.split(" && ") if "pip install" in step]
-    assert len(installs) == 4
+    assert len(installs) == 5
     for step in installs:
+        if "--no-deps /opt/dist/*.whl" in step:
+            continue
         assert "--constraint constraints.txt" in step or "grep -o '^torch==[^ ;]*' constraints.txt" in step, step
+
+
+def test_a_changed_line_of_the_package_installs_no_other_package_again() -> None:
+    """The stages of the packages copy nothing of the package itself; the images add its wheel alone to their layers."""
+    stages = {stage.split("\n")[0].split(" AS ")[-1]: stage for stage in DOCKERFILE.split("\nFROM ")[1:]}
+    for name in ("tools", "executor-packages", "driver-packages"):
+        copied = re.findall(r"^COPY (.+) \S+$", stages[name], re.MULTILINE)
+        assert set(" ".join(copied).split()) <= {"constraints.txt", "pyproject.toml", "docker/requirements.py"}, name
+    assert "pip install --no-cache-dir --no-deps /opt/dist/*.whl" in stages["executor"]
+
+
+def test_the_requirements_of_extras_are_those_of_extras_that_they_name() -> None:
+    def list_requirements(extras: str) -> list[str]:
+        program = [sys.executable, DOCKER / "requirements.py", extras]
+        return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    found = list_requirements("connect,cluster")
+    assert len(found) == len(set(found))
+    assert {"cloudpickle>=2.2", "torch>=2.6", "pyarrow>=14.0.1", "jupyterlab>=4", "scikit-learn>=1.3"} <= set(found)
+    assert not [requirement for requirement in found if requirement.startswith("spark-estimator")]
 
 
 def test_no_file_names_a_version_that_constraints_txt_does_not() -> None:
@@ -47,17 +70,14 @@ def test_no_file_names_a_version_that_constraints_txt_does_not() -> None:
 
 def test_the_path_of_spark_is_that_of_the_python_of_the_base_image() -> None:
     """Debian 12 has Python 3.11, and the path of the packages contains its version."""
-    assert re.search(r"^ARG BASE=debian:12\.\d+-slim$", DOCKERFILE, re.MULTILINE)
+    assert re.search(r"^ARG BASE=debian:12-slim$", DOCKERFILE, re.MULTILINE)
     assert "SPARK_HOME=/opt/venv/lib/python3.11/site-packages/pyspark" in DOCKERFILE
 
 
 def test_no_image_runs_as_root() -> None:
-    stages = DOCKERFILE.split("\nFROM ")
-    runtime = next(stage for stage in stages if stage.startswith("system AS runtime"))
-    assert runtime.rindex("USER 185") < runtime.rindex("ENTRYPOINT")
-    for name in ("executor", "driver"):
-        final = next(stage for stage in stages if stage.startswith(f"runtime AS {name}"))
-        assert "USER" not in final
+    stages = {stage.split("\n")[0]: stage for stage in DOCKERFILE.split("\nFROM ")}
+    executor, driver = stages["system AS executor"], stages["executor AS driver"]
+    assert executor.rindex("USER 185") < executor.rindex("ENTRYPOINT") and "USER" not in driver
 
 
 def test_extras_exist() -> None:
@@ -74,9 +94,19 @@ def test_compose_starts_roles_and_stages_that_exist() -> None:
     roles = re.findall(r"^  (\w+)\)$", (DOCKER / "entrypoint.sh").read_text(), re.MULTILINE)
     for service in services.values():
         assert service["command"][0] in roles
-        assert f" AS {service['build']['target']}\n" in DOCKERFILE
+        assert service["shm_size"] == "1gb", "64 MB end DataLoader's workers"
+        assert service["pull_policy"] == "never"
         assert set(service["secrets"]) <= set(COMPOSE["secrets"])
         assert "no-new-privileges:true" in service["security_opt"] and service["cap_drop"] == ["ALL"]
+
+
+def test_compose_builds_each_image_once() -> None:
+    built = {name: service["build"] for name, service in COMPOSE["services"].items() if "build" in service}
+    assert {name: build["target"] for name, build in built.items()} == {"master": "executor", "jupyter": "driver"}
+    for build in built.values():
+        assert f" AS {build['target']}\n" in DOCKERFILE
+        for name in build["args"]:
+            assert re.search(rf"^ARG {name}=", DOCKERFILE, re.MULTILINE), name
 
 
 def test_compose_publishes_the_loopback_address_only() -> None:
@@ -158,7 +188,7 @@ def test_the_manifests_name_one_another() -> None:
     assert service["spec"]["clusterIP"] == "None", "the executors need the pod's own address"
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     conf = by_kind["ConfigMap", "spark-defaults"]["data"]["spark-defaults.conf"]
-    settings = dict(line.split(" ", 1) for line in conf.splitlines())
+    settings = dict(line.split(" ", 1) for line in conf.splitlines() if not line.startswith("#"))
     ports = {port["name"]: str(port["port"]) for port in service["spec"]["ports"]}
     assert settings["spark.driver.port"] == ports["driver"]
     assert settings["spark.driver.blockManager.port"] == ports["block-manager"]
@@ -169,8 +199,23 @@ def test_the_manifests_name_one_another() -> None:
     assert ("Role", binding["roleRef"]["name"]) in by_kind
 
 
-def test_every_pod_runs_as_another_user_than_root() -> None:
+def test_pods_fulfil_the_restricted_standard_and_have_memory_to_share() -> None:
+    conf = next(manifest for manifest in manifests() if manifest["kind"] == "ConfigMap")
+    template = yaml.safe_load((DOCKER / "kubernetes" / "pod.yaml").read_text())
+    assert yaml.safe_load(conf["data"]["pod.yaml"]) == template
     pods = [manifest for manifest in manifests() if manifest["kind"] == "Pod"]
     assert len(pods) == 2
     for pod in pods:
-        assert pod["spec"]["securityContext"] == {"runAsNonRoot": True, "runAsUser": 185}
+        security = {"runAsNonRoot": True, "runAsUser": 185, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert pod["spec"]["securityContext"] == security
+        (container,) = pod["spec"]["containers"]
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+        volume = next(volume for volume in pod["spec"]["volumes"] if volume["name"] == "shared-memory")
+        assert volume["emptyDir"]["medium"] == "Memory"
+
+
+def test_executors_in_client_mode_are_told_the_driver_s_name() -> None:
+    """Spark 4.3 tells them the bind address, 0.0.0.0, unless this is off."""
+    conf = next(manifest for manifest in manifests() if manifest["kind"] == "ConfigMap")["data"]["spark-defaults.conf"]
+    assert "spark.kubernetes.executor.useDriverPodIP false" in conf.splitlines()
