@@ -163,7 +163,7 @@ def make_readable(schema: StructType, name: str, decoded: bool = False) -> Reada
     column = functions.col(path)
     words = kind.simpleString()
     if type(kind).__name__ == "VectorUDT":
-        return Readable(name, True, "float32", vector_to_array(column, "float32"), "vector")
+        return Readable(name, True, "float32", vector_to_array(column), "vector")
     if decoded:
         check_decoded(name, words)
         return Readable(name, True, "float32", column, words)
@@ -324,6 +324,7 @@ _NUMBERS_OF: dict[str, Callable[[Column], Column]] = {
     "timestamp": _to_seconds,
     "timestamp_ntz": _to_seconds,
     "boolean": lambda value: value.cast("int"),
+    "decimal": lambda value: value.cast("double"),  # not at once to float, which rounds otherwise than two steps
 }
 
 

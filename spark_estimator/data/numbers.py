@@ -116,7 +116,7 @@ def to_numbers(array: pyarrow.Array) -> pyarrow.Array:
     if pyarrow.types.is_struct(kind):
         return _get_vector_values(array)
     if pyarrow.types.is_decimal(kind):
-        return array.cast(pyarrow.float64())
+        return array.cast(pyarrow.string()).cast(pyarrow.float64())  # at once, Arrow rounds otherwise than Spark
     if pyarrow.types.is_date32(kind):
         return array.cast(pyarrow.int32())
     if pyarrow.types.is_timestamp(kind):

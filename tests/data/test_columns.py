@@ -151,6 +151,36 @@ def test_every_row_of_the_table(spark: SparkSession, tmp_path: Path) -> None:
             assert numpy.array_equal(matrix, values.astype(field.stored_dtype)), (way, name, matrix)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_spark_and_files_round_alike(spark: SparkSession, tmp_path: Path, dtype: str) -> None:
+    """Vectors in a model of doubles, and decimals between two floating-point numbers, to the last bit."""
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql.types import ArrayType, DecimalType, StructType
+
+    kind = DecimalType(20, 18)
+    schema = StructType().add("v", VectorUDT()).add("d", kind).add("a", ArrayType(kind))
+    numbers = ["0.285714285714285714", "1.000000059604644775", "0.100000000000000001", "7.300000000000000003"]
+    rows = [
+        (Vectors.sparse(3, {0: 1 / (n + 3), 1: -0.0}) if n % 2 else Vectors.dense([0.1, 1e-50, -0.0]), value, [value])
+        for n, value in enumerate(map(decimal.Decimal, numbers))
+    ]
+    frame = spark.createDataFrame(rows, schema).coalesce(1)
+    frame.write.parquet(str(tmp_path / "rows"))
+    files = find_files(str(tmp_path / "rows"))
+    names = ["v", "d", "a"]
+    encoder = encoder_of(names)
+    columns = [make_readable(frame.schema, name) for name in names]
+    selected, feed = feed_columns(encoder, columns, [dtype] * 3)
+    sent = feed.encoder.to_numbers(feed.name_columns(batch_of(frame.select(*selected))), dtypes=[dtype] * 3)
+    read = FileRows(files, encoder).read_first_rows([dtype] * 3, 100)
+    for number, (name, width) in enumerate(zip(names, (3, 1, 1), strict=True)):
+        field = Field((name,), (f"c{number}",), (width,), dtype, (width,))
+        assert make_matrix(sent, field).tobytes() == make_matrix(read, field).tobytes(), name
+        if name != "v":
+            right = numpy.array(numbers, "float64").astype(dtype)
+            assert make_matrix(read, field).ravel().tolist() == right.tolist(), name
+
+
 def test_nulls_by_each_policy(spark: SparkSession, tmp_path: Path) -> None:
     rows = [(1, 0.5, [1.0], b"ab"), (None, 1.5, [2.0], b"cd"), (3, None, [3.0], b"ef"), (4, float("nan"), [4.0], b"gh")]
     frame = spark.createDataFrame(rows, "n int, x double, v array<float>, image binary").coalesce(1)
