@@ -1,0 +1,173 @@
+"""`make cluster` in real containers: start, demo, a worker that is killed, cut off, or out of memory, stop.
+
+The images have the packages of this environment by mounts, so that nothing is downloaded. `build_images.sh` tries what
+the Dockerfile installs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docker.engine import Engine, start_engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = """\
+FROM scratch AS executor
+COPY etc /etc
+COPY --chown=185:0 home /home/spark
+COPY opt /opt
+ENV PATH={python}:/usr/bin:/bin HOME=/home/spark SPARK_HOME={spark} PYSPARK_PYTHON={python}/python \\
+    PYTHONPATH={root} PYTHONUNBUFFERED=1 JAVA_HOME={java} PYTHONDONTWRITEBYTECODE=1
+WORKDIR /home/spark
+USER 185
+ENTRYPOINT ["/bin/bash", "/opt/entrypoint.sh"]
+FROM executor AS driver
+"""
+
+
+class Cluster:
+    """A checkout's `docker/cluster.py`, whose containers an engine of the test starts."""
+
+    def __init__(self, engine: Engine, checkout: Path) -> None:
+        self._engine, self._checkout = engine, checkout
+        self._folder = checkout / "build" / "cluster"
+
+    def call(self, *arguments: str, seconds: float = 600) -> tuple[int, str]:
+        """Run a command of cluster.py; return its exit status and its output."""
+        answer = subprocess.run(
+            [sys.executable, self._checkout / "docker" / "cluster.py", *arguments, "--folder", self._folder],
+            env=self._engine.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        return answer.returncode, answer.stdout
+
+    def container(self, service: str) -> str:
+        """Return the id of a service's container."""
+        return self._engine.docker("ps", "--quiet", f"--filter=label=com.docker.compose.service={service}").strip()
+
+    def read_logs(self) -> str:
+        """Return the last lines of each container."""
+        names = self._engine.docker("ps", "--all", "--format", "{{.Names}}").split()
+        return "".join(f"\n--- {name}\n{self._engine.docker('logs', '--tail', '30', name)}" for name in names)
+
+    def run_program(self, *arguments: str, on_steps: object = None, seconds: float = 400) -> str:
+        """Run programs/steps.py in Jupyter's container, as its users do, and return its output.
+
+        Args:
+            on_steps: called once both ranks exchange numbers.
+        """
+        program = ["/opt/entrypoint.sh", "python", f"{ROOT}/tests/docker/programs/steps.py", *arguments]
+        process = subprocess.Popen(
+            ["docker", "exec", self.container("jupyter"), *program],
+            env=self._engine.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        limit = threading.Timer(seconds, process.kill)
+        limit.start()
+        lines = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if on_steps is not None and len(re.findall(r"rank \d steps", "".join(lines))) == 2:
+                on_steps()
+                on_steps = None
+        limit.cancel()
+        process.wait(30)
+        return "".join(lines)
+
+
+def prepare(folder: Path) -> Path:
+    """Make a checkout's docker/ whose images are filled by mounts; return it."""
+    import pyspark
+
+    checkout = folder / "checkout"
+    shutil.copytree(ROOT / "docker", checkout / "docker", ignore=shutil.ignore_patterns("__pycache__"))
+    image = folder / "image"
+    (image / "etc").mkdir(parents=True)
+    (image / "etc" / "passwd").write_text("root:x:0:0::/root:/bin/sh\nspark:x:185:0::/home/spark:/bin/sh\n")
+    (image / "etc" / "group").write_text("root:x:0:\n")
+    (image / "etc" / "nsswitch.conf").write_text("passwd: files\nhosts: files dns\n")
+    shutil.copytree(ROOT / "notebooks", image / "home" / "notebooks")
+    (image / "opt" / "spark-estimator").mkdir(parents=True)
+    shutil.copy(ROOT / "docker" / "entrypoint.sh", image / "opt")
+    shutil.copy(ROOT / "docker" / "demo.py", image / "opt" / "spark-estimator")
+    python = Path(sys.executable).parent
+    java = os.environ.get("JAVA_HOME") or str(Path(os.path.realpath(str(shutil.which("java")))).parents[1])
+    spark = Path(pyspark.__file__).parent
+    (image / "Dockerfile").write_text(IMAGE.format(python=python, spark=spark, root=ROOT, java=java))
+    parts = [ROOT, python.parent, python.parent.resolve(), Path(sys.base_prefix), Path(java), spark.resolve().parent]
+    parts += [Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives", "/etc/java-17-openjdk")]
+    mounts = sorted({f"{path.resolve()}:{path}:ro" for path in parts if path.exists()})
+    common = {"volumes": mounts, "tmpfs": ["/tmp:mode=1777,exec"]}
+    services: dict[str, dict[str, object]] = {
+        name: dict(common) for name in ("master", "worker-1", "worker-2", "connect", "jupyter")
+    }
+    for name in ("master", "jupyter"):
+        services[name]["build"] = {"context": str(image), "dockerfile": "Dockerfile"}
+    services["worker-2"]["mem_limit"] = services["worker-2"]["memswap_limit"] = "5g"
+    (checkout / "docker" / "compose.override.yaml").write_text(json.dumps({"services": services}))
+    return checkout
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with start_engine(tmp_path_factory.mktemp("engine")) as started:
+        yield started
+
+
+def test_the_cluster_starts_names_its_faults_and_stops(engine: Engine, tmp_path: Path) -> None:
+    cluster = Cluster(engine, prepare(tmp_path))
+    try:
+        status, output = cluster.call("up", "--variant", "containers")
+        assert status == 0, output + cluster.read_logs()
+        assert "Starting the cluster as containers (docker answers); the engine keeps the logs" in output
+        assert "is running already" in cluster.call("up")[1]
+
+        status, output = cluster.call("demo")
+        assert status == 0, output
+        ran = re.findall(r"^rank (\d) ran in (worker-\d):", output, re.MULTILINE)
+        assert [rank for rank, _ in ran] == ["0", "1"] and {host for _, host in ran} == {"worker-1", "worker-2"}
+        assert "of 4000 rows are classified correctly" in output
+
+        output = cluster.run_program("memory")
+        assert re.search(r"== failed: .*rank 1 \(host worker-2", output), output
+        assert re.search(r"signal 9|memory", output[output.index("== failed") :]), output
+
+        victim = cluster.container("worker-2")
+        (network,) = json.loads(engine.docker("inspect", victim, "--format", "{{json .NetworkSettings.Networks}}"))
+        output = cluster.run_program(
+            "cut", on_steps=lambda: engine.docker("network", "disconnect", "--force", network, victim)
+        )
+        assert re.search(r"== failed: .*rank 1 \(host worker-2", output), output
+
+        engine.docker("kill", victim)
+        status, output = cluster.call("demo")
+        assert status == 1 and "A part of the cluster has ended: worker-2 (env CLUSTER_SECRETS=" in output
+        logs = re.search(r"worker-2 \((env .*? logs worker-2)\)", output)
+        assert logs
+        shown = subprocess.run(logs[1], shell=True, env=engine.env, capture_output=True, text=True, check=False)
+        assert "Worker" in shown.stdout, shown
+    finally:
+        status, output = cluster.call("down")
+    assert status == 0, output
+    assert engine.docker("ps", "--all", "--quiet") == ""
