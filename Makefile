@@ -37,7 +37,7 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo cluster cluster-demo cluster-down test test-all test-slow test-faults mutations matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized fuzz coverage format clean
+.PHONY: help demo cluster cluster-demo cluster-down test test-all test-slow test-faults mutations matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized test-containers test-kubernetes test-yarn fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -60,6 +60,9 @@ help:
 	@echo 'make test-native            the C++ tests'
 	@echo 'make test-native-aarch64    the C++ tests on an emulated aarch64 (qemu-user)'
 	@echo 'make test-native-sanitized  the C++ tests under ASan+UBSan and under TSan; AREAS="engine gpu" selects folders'
+	@echo 'make test-containers        the cluster in real containers (docker.io, and docker-compose of Debian 13)'
+	@echo 'make test-kubernetes        Spark on a stand-in for Kubernetes, with simulated hosts'
+	@echo 'make test-yarn              on YARN and HDFS (jars of Hadoop: tests/hadoop_daemons.py)'
 	@echo 'make test-petastorm         what needs petastorm itself, in an environment of its own (Python 3.10 or 3.11)'
 	@echo 'make matrix                 lists combinations of versions of Spark, Python, PyTorch ...; CELL=spark-3.5 tries one, CELL=all all of them'
 	@echo 'make fuzz                   every parser of bytes from a peer against strange bytes, SECONDS=$(SECONDS) each (clang)'
@@ -161,6 +164,13 @@ test-native-aarch64: build/release-tools/.ready
 	ulimit -f 524288; build/release-tools/bin/ctest --test-dir build/aarch64 --output-on-failure --timeout 900
 
 # Nightly: the one combination of versions in which petastorm reads. The engine comes from `make build`.
+test-containers test-kubernetes: build
+	$(call pytest,tests/docker/$(subst -,_,$@).py)
+
+# The tests with Hadoop's own daemons; their jars: tests/hadoop_daemons.py says which, and where it looks.
+test-yarn: build
+	$(call pytest,$(shell grep -rlE 'hadoop_daemons import' tests --include='test_*.py'))
+
 test-petastorm: build build/petastorm/.ready
 	build/petastorm/bin/python -m pytest tests/extensions/petastorm
 
