@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 from spark_estimator import TorchEstimator, WorkerFailedError
+from spark_estimator.checkpoint.writer_link import WriterLink
+from spark_estimator.data.rank.spool import receive
 from spark_estimator.env import ATTEMPT_VARIABLE, JOB_VARIABLE
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.spark import SparkBackend
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 
 Make = Callable[..., TorchEstimator]
 pytestmark = pytest.mark.timeout(240)
+
+# Functions whose calls kill a rank: by reference, so that they are found by who renames them.
+HANDS_OVER = WriterLink.take_slot.__name__
+SPOOLS_ROWS = receive.__name__
 
 
 def chancy() -> nn.Module:
@@ -162,7 +168,7 @@ def test_a_rank_killed_while_it_saves_is_named_and_leaves_nothing(
     line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_ESTIMATOR_SPOOL_FOLDER", str(tmp_path))
-    net = Dying((0, "free_slot", 2))  # as it hands over the second one
+    net = Dying((0, HANDS_OVER, 2))  # as it hands over the second one
     with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
         estimator(model=net, epochs=5, store=Store.create(str(tmp_path)), run_id="run").fit(line)
     # The process that writes outlives the rank and completes the first one.
@@ -188,7 +194,7 @@ def test_a_store_on_hadoop_s_default_file_system(
     parameters = {"num_proc": None, "backend": backend, "store": store, "run_id": "run", "epochs": 3}
     folder = tmp_path / "files/default:8020/user/test/horovod/runs/run"
     with pytest.raises(WorkerFailedError, match=r"(?s)rank 0.*SIGKILL"):
-        estimator(model=Dying((0, "free_slot", 2)), callbacks=[Patient(folder / "checkpoint")], **parameters).fit(line)
+        estimator(model=Dying((0, HANDS_OVER, 2)), callbacks=[Patient(folder / "checkpoint")], **parameters).fit(line)
     # What a kill leaves in the midst of writing in place: the file beside it is whole.
     content = (folder / "checkpoint").read_bytes()
     (folder / ".checkpoint.next").write_bytes(content + make_seal(content))
@@ -222,7 +228,7 @@ def test_ranks_killed_or_frozen_in_each_phase_change_nothing(
     store = Store.create(str(tmp_path / "store"))
     undisturbed = estimator(epochs=5).fit(line)
     capfd.readouterr()
-    deaths = ((1, "receive", 1), (1, "next_batch", IN_THE_THIRD_EPOCH), (0, "free_slot", 3), (0, "on_train_end", 1))
+    deaths = ((1, SPOOLS_ROWS, 1), (1, "next_batch", IN_THE_THIRD_EPOCH), (0, HANDS_OVER, 3), (0, "on_train_end", 1))
     kept = {"store": store, "run_id": "run", "checkpoint_every_steps": 2, "callbacks": [Callback()]}
     with_store = estimator(model=Dying(*deaths, by=sent), epochs=5, max_restarts=4, verbose=1, **kept).fit(line)
     lines = "".join(capfd.readouterr())
