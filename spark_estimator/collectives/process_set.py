@@ -336,9 +336,7 @@ class ProcessSets:
         return ""
 
     def _find_shortage(self, process_sets: Sequence[ProcessSet]) -> str:
-        """Return what this process lacks to connect with the ranks of new sets, checked before other ranks wait for
-        it.
-        """
+        """Return what this process lacks to connect with ranks of new sets, checked before other ranks wait for it."""
         own_sets = [process_set for process_set in process_sets if self._job.global_rank in process_set.ranks]
         return descriptors.find_shortage(sum(self._needed_descriptors(process_set.ranks) for process_set in own_sets))
 

@@ -268,9 +268,7 @@ def set_largest_ids(batch: pyarrow.RecordBatch, sizes: Sequence[int]) -> pyarrow
 
 
 def is_text(kind: str) -> bool:
-    """Return whether a Spark type, as ``simpleString`` has it, is one of texts; they may have a length, or a
-    collation.
-    """
+    """Return whether a Spark type, as ``simpleString`` has it, is one of texts, with a length or a collation."""
     return kind.startswith(("string", "varchar", "char"))
 
 

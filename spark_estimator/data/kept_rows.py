@@ -15,7 +15,6 @@ import numpy
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.data.categories import CategoryEncoder
 from spark_estimator.data.fields import Array, Field, is_list
 from spark_estimator.data.numbers import get_kind, to_numbers
 from spark_estimator.data.row_encoder import RowEncoder, read_marks
@@ -59,15 +58,9 @@ class KeptRows(RowEncoder):
         assert self.then is not None
         return replace(self, then=self.then.untransformed)
 
-    def with_fields(self, fields: Sequence[Field]) -> KeptRows:
-        """Return the rows whose batches become these matrices."""
-        assert self.then is not None
-        return replace(self, then=self.then.with_fields(fields))
-
-    def with_categories(self, categories: Mapping[str, CategoryEncoder]) -> KeptRows:
-        """Return the rows with other ids of categories."""
-        assert self.then is not None
-        return replace(self, then=self.then.with_categories(categories))
+    def with_encoder(self, then: RowEncoder) -> KeptRows:
+        """Return the same rows, whose batches another encoder encodes; its column of marks is kept apart."""
+        return replace(self, then=replace(then, marker=None))
 
     def to_numbers(
         self,

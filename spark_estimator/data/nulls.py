@@ -28,9 +28,7 @@ def has_statistics(nulls: Nulls) -> bool:
 
 
 def set_numbers(nulls: Nulls, numbers: Mapping[str, float]) -> Nulls:
-    """Return the policies with numbers for statistics; a statistic for all columns is that of the columns with a
-    number.
-    """
+    """Return the policies with numbers for statistics; one for all columns is for those with a number."""
     if isinstance(nulls, Mapping):
         return {**nulls, **numbers}
     return dict(numbers) if nulls in STATISTICS else nulls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy
@@ -38,9 +39,7 @@ EXACT = ("tinyint", "smallint", "int", "bigint", "float", "double", "boolean", "
 
 
 def get_kind(kind: pyarrow.DataType) -> str:
-    """Return an Arrow type in Spark's words, as ``simpleString`` has them: ``array<float>``; ``vector`` for Spark
-    ML's.
-    """
+    """Return an Arrow type as Spark's ``simpleString`` has it: ``array<float>``; ``vector`` for Spark ML's."""
     if pyarrow.types.is_struct(kind):
         names = [kind.field(number).name for number in range(kind.num_fields)]
         return "vector" if names == _VECTOR else "struct"
@@ -145,29 +144,31 @@ def apply_null_rules(batch: pyarrow.RecordBatch, rules: Sequence[tuple[NullPolic
         return batch
     before = batch.columns
     columns = list(before)
-    keep = numpy.ones(batch.num_rows, bool)
+    missing = []
     for number, (policy, dtype) in enumerate(rules):
         column = columns[number]
         if policy == "drop":
-            keep &= numpy.asarray(column.is_valid())
-            if pyarrow.types.is_floating(column.type):
-                keep &= ~numpy.asarray(pyarrow.compute.fill_null(pyarrow.compute.is_nan(column), False))
+            if column.null_count or has_nan(column):
+                missing.append(pyarrow.compute.is_null(column, nan_is_null=True))
         elif not isinstance(policy, str):
             column = _replace_nan(column)
             if column.null_count:
                 columns[number] = _fill_nulls(column, policy, dtype)
     if any(column is not earlier for column, earlier in zip(columns, before, strict=True)):
         batch = pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
-    return batch if keep.all() else batch.filter(pyarrow.array(keep))
+    return batch.filter(pyarrow.compute.invert(functools.reduce(pyarrow.compute.or_, missing))) if missing else batch
+
+
+def has_nan(column: pyarrow.Array) -> bool:
+    """Return whether a value is NaN; those inside of arrays do not count."""
+    return pyarrow.types.is_floating(column.type) and bool(pyarrow.compute.any(pyarrow.compute.is_nan(column)).as_py())
 
 
 def _replace_nan(column: pyarrow.Array) -> pyarrow.Array:
-    if not pyarrow.types.is_floating(column.type):
+    if not has_nan(column):
         return column
-    is_nan = pyarrow.compute.fill_null(pyarrow.compute.is_nan(column), False)
-    if not pyarrow.compute.any(is_nan).as_py():
-        return column
-    return pyarrow.compute.if_else(is_nan, pyarrow.scalar(None, column.type), column)
+    missing = pyarrow.compute.is_null(column, nan_is_null=True)
+    return pyarrow.compute.if_else(missing, pyarrow.scalar(None, column.type), column)
 
 
 def _fill_nulls(column: pyarrow.Array, number: float, dtype: str) -> pyarrow.Array:

@@ -15,9 +15,7 @@ from spark_estimator.errors import DataError
 
 
 def to_rows(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> list[dict[str, Any]]:
-    """Return [rows] what the function receives: numpy's scalars and arrays, texts and bytes by column; None for
-    null.
-    """
+    """Return [rows] what the function receives: numpy's scalars and arrays, texts, bytes by column; None for null."""
     values = {name: _to_values(column) for name, column in columns.items()}
     count = len(next(iter(values.values()), []))
     return [{name: column[row] for name, column in values.items()} for row in range(count)]

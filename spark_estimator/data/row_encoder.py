@@ -29,7 +29,7 @@ from spark_estimator.data.categories import CategoryEncoder
 from spark_estimator.data.decoding import Decoder, to_lists
 from spark_estimator.data.fields import Array, Field, is_list, make_matrix
 from spark_estimator.data.nulls import NullPolicy, Nulls, drops_rows, get_policy
-from spark_estimator.data.numbers import apply_null_rules, to_numbers
+from spark_estimator.data.numbers import apply_null_rules, has_nan, to_numbers
 from spark_estimator.data.transformation import Takes, Transformation
 from spark_estimator.errors import DataError
 
@@ -57,7 +57,7 @@ class RowEncoder:
         by_name: the columns of a transformation that takes rows are all that it returns.
         transforms_marked: rows for validation are transformed, too.
         held_share: of the rows, which is marked by their values, before the transformation; 0: no row is.
-        packed: [arrays of Spark] the numbers of the columns whose scalars a row of the array has; see `unpack`.
+        packed: [arrays of Spark] the numbers of the columns whose scalars a row of the array has; see `make_batch`.
     """
 
     columns: tuple[str, ...]
@@ -106,10 +106,6 @@ class RowEncoder:
         """Return the encoder that makes these matrices."""
         return replace(self, fields=tuple(fields))
 
-    def with_categories(self, categories: Mapping[str, CategoryEncoder]) -> Self:
-        """Return the encoder with other ids of categories."""
-        return replace(self, categories=categories)
-
     def by_position(self, *, packed: tuple[tuple[int, ...], ...] = ()) -> RowEncoder:
         """Return the encoder of batches whose columns are named ``c0``, ``c1`` and so on, for rows that Spark selects.
 
@@ -131,7 +127,7 @@ class RowEncoder:
     def encode_batches(
         self, batches: Iterable[pyarrow.RecordBatch], most_rows: int | None = None, dtypes: Sequence[str] | None = None
     ) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows as numbers in ``c0``, ``c1`` and so on, and ``marker``: what `make_matrices` takes.
+        """Yield the rows as `to_numbers` does: what `make_matrices` takes.
 
         Args:
             most_rows: that are worked on at a time; None: `batch_rows`.
@@ -178,7 +174,15 @@ class RowEncoder:
             row: the number of the batch's first row among those of `source`, for messages.
             source: the rows that the batch belongs to, for messages.
             dtypes: [columns] of the tensors; None: those of `fields`.
+
+        Returns:
+            The rows. Spark's arrays (`make_batch`) stay as they are where they hold rows of tensors already.
         """
+        if self.packed:
+            rows = self._keep_packed(batch)
+            if rows is not None:
+                return rows
+            batch = self._unpack(batch)
         _, result = self.apply(batch, row, source)
         columns = [to_numbers(result[name]) for name in self.columns]
         names = [f"c{number}" for number in range(len(columns))]
@@ -215,7 +219,12 @@ class RowEncoder:
         Raises:
             DataError: a value is missing, an array has another length, a number does not fit the type.
         """
-        return [make_matrix(batch, each, row, source) for each in self.fields]
+        return [
+            make_matrix(batch, each, row, source)
+            if each.columns[0] in batch.schema.names
+            else self._take_packed(batch, each)
+            for each in self.fields
+        ]
 
     def encode(self, batch: pyarrow.RecordBatch, row: int = 0, source: str = "this rank's rows") -> list[Array]:
         """Return [fields] matrices [rows, width] of a batch; see `to_numbers` and `make_matrices`.
@@ -256,15 +265,56 @@ class RowEncoder:
             names = tuple(name for name in result if name != self.marker)
         return replace(self, columns=names, decoders=decoders, transformation=transformation), result
 
-    def unpack(self, arrays: Sequence[pyarrow.Array]) -> list[pyarrow.Array]:
-        """Return [columns] of Spark's arrays, each of which is a column, or has a row's scalars of several columns."""
-        if not self.packed:
-            return list(arrays)
-        columns: dict[int, pyarrow.Array] = {}
-        for array, numbers in zip(arrays, self.packed, strict=True):
+    def make_batch(self, arrays: Sequence[pyarrow.Array]) -> pyarrow.RecordBatch:
+        """Return the rows of which `to_numbers` makes numbers, of the arrays that Spark sends for `columns` and marks.
+
+        Each array is a column, or has a row's scalars of several columns.
+        """
+        names = [_name_array(numbers) for numbers in self.packed] or list(self.columns)
+        marks = [] if self.marker is None else [self.marker]
+        return pyarrow.RecordBatch.from_arrays(list(arrays), names=[*names, *marks])
+
+    def _unpack(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        """Return the same rows, each column by itself."""
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        for numbers in self.packed:
+            array = columns.pop(_name_array(numbers))
             parts = [array] if len(numbers) == 1 else split_columns(array.flatten(), len(numbers))
-            columns.update(zip(numbers, parts, strict=True))
-        return [columns[number] for number in range(len(columns))]
+            columns.update(zip((self.columns[number] for number in numbers), parts, strict=True))
+        return pyarrow.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    def _keep_packed(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch | None:
+        """Return Spark's arrays as they are, and marks; None: something is to be done with a column first."""
+        if self.decoders or self.categories or self.transformation is not None:
+            return None
+        arrays = {_name_array(numbers): to_numbers(batch.column(_name_array(numbers))) for numbers in self.packed}
+        kinds = {}
+        for numbers, array in zip(self.packed, arrays.values(), strict=True):
+            values = array if len(numbers) == 1 else array.flatten()
+            has_rule = any(get_policy(self.nulls, self.columns[number]) != "error" for number in numbers)
+            if array.null_count or values.null_count or (has_rule and has_nan(values)):
+                return None
+            if len(numbers) > 1:
+                kinds.update({f"c{number}": (numbers, values.type) for number in numbers})
+        for each in self.fields:
+            found = {kinds.get(column) for column in each.columns}
+            if len(found) > 1 or ((kind := found.pop()) and kind[1] != pyarrow.from_numpy_dtype(each.stored_dtype)):
+                return None
+        if self.marker is not None:
+            arrays["marker"] = read_marks(batch.column(self.marker))
+        return pyarrow.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+    def _take_packed(self, batch: pyarrow.RecordBatch, field: Field) -> Array:
+        """Return the matrix of a field whose columns an array of Spark has; a view, if it has no others."""
+        wanted = [int(column[1:]) for column in field.columns]
+        numbers = next(numbers for numbers in self.packed if wanted[0] in numbers)
+        rows: Array = batch.column(_name_array(numbers)).flatten().to_numpy().reshape(-1, len(numbers))
+        return rows if tuple(wanted) == numbers else rows.take([numbers.index(number) for number in wanted], axis=1)
+
+
+def _name_array(numbers: Sequence[int]) -> str:
+    """Return how batches of Spark's arrays call the one with these columns."""
+    return f"c{numbers[0]}" if len(numbers) == 1 else f"packed{numbers[0]}"
 
 
 def split_columns(values: pyarrow.Array, count: int) -> list[pyarrow.Array]:

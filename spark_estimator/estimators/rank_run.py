@@ -116,7 +116,8 @@ def begin(
     if known is None:
         identity = {} if spec.store is None else identity_of(spec, rows.compute_checksums())
         checkpoint = _record_epochs(spec, load(spec, identity, form))
-        known = KnownRun.from_checkpoint(spec, identity, checkpoint, _get_read(rows))
+        rows_read = rows.read if isinstance(rows, RankRows) else ()
+        known = KnownRun.from_checkpoint(spec, identity, checkpoint, rows_read)
     if spec.held_share:
         rows, validation_rows = rows.split(spec.held_share, known.seed, known.read)
     validation_rows = validation_rows if validation_rows is not None and validation_rows.total else None
@@ -125,11 +126,6 @@ def begin(
         of_held = spec.kept if spec.transform_validation else spec.kept.untransformed
         validation_rows = None if validation_rows is None else FunctionRows(validation_rows, of_held)
     return RankRun(rows, validation_rows, checkpoint, known)
-
-
-def _get_read(rows: EpochRows) -> tuple[int, ...]:
-    """Return `KnownRun.read`."""
-    return rows.read if isinstance(rows, RankRows) else ()
 
 
 def _even_out(spec: TrainSpec, read: ReadRows) -> tuple[EpochRows, EpochRows | None]:

@@ -125,9 +125,7 @@ class TrainSpec:
 
     @property
     def keeps_file_rows(self) -> bool:
-        """Return whether each rank reads all of its rows from files before it trains: another process can read the
-        same.
-        """
+        """Return whether each rank reads all rows from files before it trains: another process can read the same."""
         return self.source is not None and self.limits is None and self.has_stored_rows
 
     @property

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from spark_estimator.data.categories import Vocabulary
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.fields import Field
+from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.row_encoder import RowEncoder, find_dtypes
 from spark_estimator.data.transformation import Transformation
 from spark_estimator.errors import DataError
@@ -93,11 +93,58 @@ def test_columns_that_were_sent_side_by_side_are_taken_apart() -> None:
     """By the numbers of the columns in each array, also of a slice, which has other offsets."""
     whole, text = pyarrow.array([1, None, 3]), pyarrow.array(["a", "b", None])
     floats = pyarrow.array([[0.5, None], [1.5, 2.5], [3.5, 4.5]], pyarrow.list_(pyarrow.float32()))
-    arrays = [whole.slice(1), floats.slice(1), text.slice(1)]
-    columns = RowEncoder((), packed=((1,), (0, 3), (2,))).unpack(arrays)
-    assert [column.to_pylist() for column in columns] == [[1.5, 3.5], [None, 3], ["b", None], [2.5, 4.5]]
-    assert RowEncoder((), packed=((0, 1),)).unpack([floats])[1].to_pylist() == [None, 2.5, 4.5]
-    assert RowEncoder(()).unpack([whole]) == [whole]
+    names = ("c0", "c1", "c2", "c3")
+
+    def columns(arrays: list[pyarrow.Array], packed: tuple[tuple[int, ...], ...]) -> list[list[Any]]:
+        encoder = RowEncoder(names[: sum(map(len, packed))], packed=packed, marker="held")
+        rows = encoder.to_numbers(encoder.make_batch([*arrays, pyarrow.array([1, 0, 1][: len(arrays[0])])]))
+        assert rows.schema.names[-1] == "marker" and rows.column("marker").to_pylist()[:2] == [True, False]
+        return [column.to_pylist() for column in rows.columns[:-1]]
+
+    arrays = [whole.slice(1), floats.slice(0, 2), text.slice(1)]
+    assert columns(arrays, ((1,), (0, 3), (2,))) == [[0.5, 1.5], [None, 3], ["b", None], [None, 2.5]]
+    assert columns([floats], ((0, 1),))[1] == [None, 2.5, 4.5]
+    assert RowEncoder(("a",)).make_batch([whole]).to_pydict() == {"a": [1, None, 3]}
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("rows", [0, 5])
+def test_packed_rows_become_matrices_without_a_copy(rows: int, offset: int) -> None:
+    """Where an array has a field's columns alone, in its order. Others are copied; of other types, converted."""
+    floats = numpy.arange(30 * 8, dtype=numpy.float32).reshape(8, 30)
+    doubles = numpy.arange(8 * 2, dtype=numpy.float64).reshape(8, 2)
+    pixels = pyarrow.array([[number, number] for number in range(8)], pyarrow.list_(pyarrow.float32()))
+    arrays = [
+        pyarrow.array(list(each), pyarrow.list_(pyarrow.from_numpy_dtype(each.dtype))) for each in (floats, doubles)
+    ]
+    batch = [array.slice(offset, rows) for array in (*arrays, pixels)]
+    names = tuple(f"c{number}" for number in range(33))
+
+    def encode(fields: list[Field]) -> tuple[RowEncoder, pyarrow.RecordBatch, list[Array]]:
+        encoder = RowEncoder(names, tuple(fields), packed=(tuple(range(30)), (30, 31), (32,)))
+        batch_of_spark = encoder.make_batch(batch)
+        made = encoder.to_numbers(batch_of_spark)
+        return encoder, made, encoder.make_matrices(made)
+
+    def scalars(numbers: list[int], dtype: str) -> Field:
+        columns = tuple(names[number] for number in numbers)
+        return Field(columns, columns, (1,) * len(columns), dtype, (len(columns),))
+
+    images = Field(("v",), ("c32",), (2,), "float32", (2,))
+    _, made, (x, y, z) = encode([scalars(list(range(30)), "float32"), scalars([30, 31], "float64"), images])
+    assert made.schema.names == ["packed0", "packed30", "c32"]
+    assert (x == floats[offset:][:rows]).all() and (y == doubles[offset:][:rows]).all() and z.shape == (rows, 2)
+    if rows:
+        memory = arrays[0].values.to_numpy()
+        assert numpy.shares_memory(x, memory) and not y.flags.owndata
+    fields = [scalars(list(range(1, 30)), "float32"), scalars([0], "float32"), scalars([7, 2, 9], "float32")]
+    _, made, parts = encode(fields)
+    assert "packed0" in made.schema.names
+    for part, places in zip(parts, (slice(1, 30), slice(0, 1), [7, 2, 9]), strict=True):
+        assert part.flags.c_contiguous and (part == floats[offset:][:rows][:, places]).all()
+    _, made, (mixed, whole) = encode([scalars([0, 30], "float32"), scalars([1, 2], "int64")])
+    assert made.schema.names == list(names) and mixed.dtype == numpy.float32 and whole.dtype == numpy.int64
+    assert whole.tolist() == floats[offset:][:rows][:, 1:3].astype(int).tolist()
 
 
 def test_an_error_names_the_scalar_of_a_packed_column() -> None:
@@ -105,8 +152,7 @@ def test_an_error_names_the_scalar_of_a_packed_column() -> None:
     encoder = RowEncoder(("c0", "c1"), (Field(("a", "b"), ("c0", "c1"), (1, 1), "int64", (2,)),), packed=((0, 1),))
 
     def encode(rows: list[list[float | None]]) -> Any:
-        columns = encoder.unpack([pyarrow.array(rows)])
-        return encoder.encode(pyarrow.RecordBatch.from_arrays(columns, names=["c0", "c1"]))[0].tolist()
+        return encoder.encode(encoder.make_batch([pyarrow.array(rows)]))[0].tolist()
 
     assert encode([[1, 2], [3, 4]]) == [[1, 2], [3, 4]]
     with pytest.raises(DataError, match="column 'b' holds null in row 1 "):
@@ -160,32 +206,46 @@ def test_a_share_of_rows_is_drawn_by_their_values() -> None:
     assert sorted(divided(encoder, backwards, 7)[1]) == held
 
 
-NUMBERS = st.none() | st.floats(-1e6, 1e6, width=32) | st.just(float("nan"))
-WHOLE = st.none() | st.integers(-(1 << 40), 1 << 40)
+NUMBERS = st.floats(-1e6, 1e6, width=32) | st.integers(-9, 9).map(float) | st.just(float("nan"))
+WHOLE = st.integers(-(1 << 40), 1 << 40)
 
 
-@settings(max_examples=60, deadline=None)
+def lists_of_rows() -> st.SearchStrategy[list[Any]]:
+    """Rows of two columns of floats and two of whole numbers, in most of which nothing is null."""
+    full, some = (NUMBERS, NUMBERS, WHOLE, WHOLE), (st.none() | NUMBERS, NUMBERS, WHOLE, st.none() | WHOLE)
+    return st.one_of(st.lists(st.tuples(*kinds), max_size=8) for kinds in (full, some))
+
+
+@settings(max_examples=120, deadline=None)
 @given(
-    st.lists(st.tuples(NUMBERS, NUMBERS, WHOLE, WHOLE), min_size=1, max_size=8), st.sampled_from(["drop", 3, "error"])
+    lists_of_rows(),
+    st.sampled_from(["drop", 3, "error"]),
+    st.sampled_from([((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 2), (3, 1)), ((0, 3), (2, 1))]),
+    st.sampled_from(["float32", "float64", "int64"]),
+    st.integers(0, 2),
 )
-def test_columns_that_spark_has_packed_become_the_same_matrices(rows: list[Any], policy: Any) -> None:
+def test_columns_that_spark_has_packed_become_the_same_matrices(
+    rows: list[Any], policy: Any, fields: Any, dtype: str, start: int
+) -> None:
     """Scalars of one type side by side in an array, also with nulls, which each column's own policy decides about."""
     kinds = [pyarrow.float32(), pyarrow.float32(), pyarrow.int64(), pyarrow.int64()]
     columns = [
         pyarrow.array([row[number] for row in rows], kind, from_pandas=False) for number, kind in enumerate(kinds)
     ]
-    x = Field(("a", "b"), ("c0", "c2"), (1, 1), "float32", (2,))
-    y = Field(("n", "m"), ("c1", "c3"), (1, 1), "int64", (2,))
+    x, y = (
+        Field(tuple("anbm"[number] for number in pair), tuple(f"c{number}" for number in pair), (1, 1), kind, (2,))
+        for pair, kind in zip(fields, (dtype, "int64"), strict=True)
+    )
     order = [0, 2, 1, 3]
-    encoder = RowEncoder(("a", "n", "b", "m"), (x, y), nulls={"a": policy, "n": policy, "b": "drop", "m": 7})
+    encoder = RowEncoder(("a", "n", "b", "m"), (x, y), nulls={"a": policy, "n": policy, "b": "error", "m": 7})
     plain = pyarrow.RecordBatch.from_arrays([columns[number] for number in order], names=list("anbm"))
     arrays = []
     for first, second in ((columns[0], columns[1]), (columns[2], columns[3])):
         pairs = list(zip(first.to_pylist(), second.to_pylist(), strict=True))
         arrays.append(pyarrow.array(pairs, pyarrow.list_(first.type)))
     packed = encoder.by_position(packed=((0, 2), (1, 3)))
-    unpacked = pyarrow.RecordBatch.from_arrays(packed.unpack(arrays), names=list(packed.columns))
-    assert_alike(lambda: encoder.encode(plain), lambda: packed.encode(unpacked))
+    batch_of_spark = packed.make_batch(arrays).slice(start)
+    assert_alike(lambda: encoder.encode(plain.slice(start)), lambda: packed.encode(batch_of_spark))
 
 
 def assert_alike(first: Callable[[], list[Any]], second: Callable[[], list[Any]]) -> None:

@@ -12,9 +12,7 @@ _UNLIMITED = 1 << 62
 
 
 def get_free_memory() -> int:
-    """Return bytes; files that the kernel keeps in memory count as free, since it drops them when a program needs
-    room.
-    """
+    """Return bytes; files that the kernel caches count as free, since it drops them when a program needs room."""
     with open("/proc/meminfo", encoding="ascii") as file:
         lines = dict(line.split(":", 1) for line in file)
     return min([int(lines["MemAvailable"].split()[0]) * 1024, *_get_group_remainders()])

@@ -77,9 +77,7 @@ class Batches:
         return self.whole if self.most_steps is None else min(self.whole, self.most_steps)
 
     def get_bounds(self, rank: int, step: int) -> tuple[int, int]:
-        """Return the first row and the row after the last one of a batch, in the epoch's order; zeros if no rank has
-        a row.
-        """
+        """Return a batch's first row and the one after its last, in the epoch's order; zeros if no rank has rows."""
         if not self.whole:
             return 0, 0
         start = compute_begin(self.rows[rank], self.whole, step)

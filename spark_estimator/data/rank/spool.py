@@ -66,7 +66,7 @@ class SpoolFeed:
 
     Attributes:
         encoder: makes matrices of the rows.
-        names: [columns] under which the encoder knows them; empty: ``c0``, ``c1`` and so on, of arrays that it unpacks.
+        names: [columns] under which the encoder knows them; empty: those of `RowEncoder.make_batch`.
     """
 
     encoder: RowEncoder
@@ -103,12 +103,7 @@ class SpoolFeed:
 
     def name_columns(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """Return Spark's batch under the encoder's names."""
-        if self.names:
-            return rename_columns(batch, self.names)
-        marks = [] if self.encoder.marker is None else batch.columns[-1:]
-        columns = self.encoder.unpack(batch.columns[: len(batch.columns) - len(marks)])
-        names = [*self.encoder.columns, *([self.encoder.marker] if marks else [])]
-        return pyarrow.RecordBatch.from_arrays([*columns, *marks], names=names)
+        return rename_columns(batch, self.names) if self.names else self.encoder.make_batch(batch.columns)
 
 
 class SpoolWriter:
@@ -223,9 +218,7 @@ def receive(fields: Sequence[Field], supervisor: socket.socket) -> tuple[Spool, 
 
 
 def map_rows(descriptor: int, field: Field, rows: int) -> Array:
-    """Return the rows of a file as a matrix [rows, width] that is read-only; the descriptor may be closed
-    afterwards.
-    """
+    """Return a file's rows as a read-only matrix [rows, width]; the descriptor may be closed afterwards."""
     if not rows or not field.width:
         return numpy.empty((rows, field.width), field.stored_dtype)
     memory = map_file(descriptor, rows * field.row_bytes, writable=False)

@@ -136,9 +136,7 @@ class StreamedRows(EpochRows):
         return StreamedRows(self._pieces, chosen, counts, self.rank, len(self.counts), self._buffers, cache_bytes)
 
     def _read_windows(self, order: Order, skipped: int) -> Iterator[tuple[Filled, int]]:
-        """Yield the windows, and the rows of each that are left out at its beginning: the rank's first `skipped`
-        rows.
-        """
+        """Yield the windows, and how many rows each leaves out at its beginning: the rank's first `skipped` rows."""
         if self._cache is None:
             self._cache = DiskCache.from_ranges(self._ranges, self._pieces.fields, self._cache_bytes)
         mixing = self._buffers.mixing

@@ -17,7 +17,7 @@ import pyarrow.compute
 from spark_estimator.data.columns import did_you_mean, suggest_remedy
 from spark_estimator.data.fields import Array, Field, is_list, make_matrix, replace_values
 from spark_estimator.data.numbers import get_kind, to_numbers
-from spark_estimator.data.row_encoder import RowEncoder, split_columns
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.inference.times import get_zone, to_instants
 
@@ -190,8 +190,6 @@ def _check_array(values: Array, field: Field) -> Array:
 
 def _split_array(rows: Array, field: Field) -> list[pyarrow.Array]:
     """Return [columns] those of an input, of its rows [rows, width]."""
-    if len(field.widths) == field.width:  # scalars
-        return split_columns(pyarrow.array(rows.reshape(-1)), field.width)
     columns, start = [], 0
     for width in field.widths:
         part = pyarrow.array(numpy.ascontiguousarray(rows[:, start : start + width]).reshape(-1))

@@ -208,22 +208,19 @@ class Predictor(ABC):
 
     def predict_arrow_batches(self, batches: Iterator[Any]) -> Iterator[pyarrow.Array]:
         """Yield the predictions of an Arrow UDF over an iterator: each batch is a tuple of arrays."""
-        return (self.predict_batch(self._make_batch(self.encoder.unpack(batch))) for batch in batches)
+        return (self.predict_batch(self.encoder.make_batch(batch)) for batch in batches)
 
     def predict_pandas_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the same of a pandas UDF, in Spark versions that have no Arrow UDFs."""
         for columns in batches:
             # NaN in a column of numbers is what pandas makes of null; in an array it is NaN.
             arrays = [pyarrow.array(column, from_pandas=column.dtype != object) for column in columns]
-            struct = self.predict_batch(self._make_batch(arrays))
+            struct = self.predict_batch(self.encoder.make_batch(arrays))
             frame = pyarrow.RecordBatch.from_struct_array(struct).to_pandas(integer_object_nulls=True)
             for name in frame.columns:
                 if frame[name].dtype == object:
                     frame[name] = [None if value is None else numpy.asarray(value).tolist() for value in frame[name]]
             yield frame
-
-    def _make_batch(self, arrays: Sequence[pyarrow.Array]) -> pyarrow.RecordBatch:
-        return pyarrow.RecordBatch.from_arrays(arrays, names=list(self.encoder.columns))
 
     def predict_frame(self, features: Any) -> Any:
         """Return the columns of predictions as a pandas frame.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from spark_estimator.estimators.history import Epochs, shorten, to_numbers
@@ -17,8 +17,8 @@ class KerasHistory(Epochs, dict[str, list[Any]]):
         """Return [epochs] flat dicts: epoch, loss, accuracy, val_loss, ..."""
         epochs = max(map(len, self.values()), default=0)
         return [
-            {"epoch": epoch, **{name: values[epoch] for name, values in self.items() if _is_there(values, epoch)}}
-            for epoch in range(epochs)
+            {"epoch": at, **{name: each[at] for name, each in self.items() if at < len(each) and each[at] is not None}}
+            for at in range(epochs)
         ]
 
 
@@ -58,7 +58,3 @@ def describe_epoch(entry: Mapping[str, Any], epochs: int) -> str:
     """Return an epoch in one line."""
     metrics = [f"{name} {shorten(value)}" for name, value in flatten_entry(entry).items()]
     return ", ".join([f"epoch {entry['epoch'] + 1}/{epochs}", *metrics])
-
-
-def _is_there(values: Sequence[Any], epoch: int) -> bool:
-    return epoch < len(values) and values[epoch] is not None

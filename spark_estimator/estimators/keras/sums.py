@@ -120,14 +120,8 @@ def _sum_over_ranks(variables: list[Any]) -> list[Any]:
     sums = arrays.grouped_allreduce(sent, ReduceOp.SUM, "estimator.metrics")
     size = context.size()
     result = []
-    for value, total, kind in zip(values, sums, _get_kinds(variables), strict=True):
+    for value, total, variable in zip(values, sums, variables, strict=True):
+        kind = getattr(variable, "aggregation", None)  # "mean", "only_first_replica", or others: the sum
         combined = total / size if kind == "mean" else value if kind == "only_first_replica" else total
         result.append(combined.astype(value.dtype))
     return result
-
-
-def _get_kinds(variables: list[Any]) -> list[str]:
-    """Return [variables] how the values of several ranks become one: "mean", "only_first_replica", or others: their
-    sum.
-    """
-    return [str(getattr(variable, "aggregation", None) or "sum") for variable in variables]

@@ -20,7 +20,10 @@ def get_metric_states(module: nn.Module) -> list[dict[str, Any]]:
     """
     for collection in iterate_collections(module):
         list(collection.items())  # metrics of a group have one state, of which each gets a copy
-    return [_copy_attributes(metric) for metric in iterate_metrics(module)]
+    return [
+        {name: _detach(value) for name, value in vars(metric).items() if _is_plain(value)}
+        for metric in iterate_metrics(module)
+    ]
 
 
 def take_metric_states(module: nn.Module, states: list[dict[str, Any]]) -> None:
@@ -90,10 +93,6 @@ def log_earlier_values(module: Any, earlier: dict[str, dict[str, Any]]) -> None:
 def _get_results(trainer: Any) -> dict[str, Any]:
     results: dict[str, Any] = trainer.fit_loop.epoch_loop._results
     return results
-
-
-def _copy_attributes(metric: Any) -> dict[str, Any]:
-    return {name: _detach(value) for name, value in vars(metric).items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

@@ -96,7 +96,7 @@ class _Lease:
         self._path = _make_path(store, run_id, LEASE_FILE)
         self._owner = owner
         self._renewals = 0
-        self._since = _format_now()
+        self._since = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
     def take(self) -> bool:
         """Write the lease. Return False if this driver has no access to the store."""
@@ -325,10 +325,6 @@ def _identify_process() -> dict[str, Any]:
 def _describe_attempt(fields: dict[str, Any]) -> str:
     names = {name: fields.get(name, "unknown") for name in ("attempt", "pid", "host")}
     return "attempt {attempt} (rank 0 on host {host}, pid {pid})".format(**names)
-
-
-def _format_now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _get_user() -> str:

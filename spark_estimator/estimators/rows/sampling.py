@@ -74,9 +74,7 @@ class Columns:
 
     @property
     def fed(self) -> tuple[Readable, ...]:
-        """Return the columns that become tensors, in the order of ``c0``, ``c1`` and so on: features, labels,
-        weight.
-        """
+        """Return the columns that become tensors, in the order of ``c0``, ``c1``, ...: features, labels, weight."""
         return (*self.features, *self.labels, *((self.weight,) if self.weight else ()))
 
     @property
@@ -86,13 +84,14 @@ class Columns:
 
     def with_categories(self, categories: Mapping[str, CategoryEncoder]) -> Columns:
         """Return the same columns with other ids of categories."""
-        kept = None if self.kept is None else self.kept.with_categories(categories)
-        return replace(self, encoder=self.encoder.with_categories(categories), kept=kept)
+        return self._with_encoder(replace(self.encoder, categories=categories))
 
     def with_fields(self, fields: Sequence[Field]) -> Columns:
         """Return the same columns, of which these fields are made."""
-        kept = None if self.kept is None else self.kept.with_fields(fields)
-        return replace(self, encoder=self.encoder.with_fields(fields), kept=kept)
+        return self._with_encoder(self.encoder.with_fields(fields))
+
+    def _with_encoder(self, encoder: RowEncoder) -> Columns:
+        return replace(self, encoder=encoder, kept=self.kept and self.kept.with_encoder(encoder))
 
 
 @dataclass(frozen=True)

@@ -212,8 +212,8 @@ class FileSource(UntransformedSource):
         self._files.check([*(column.name for column in fed), *filter(None, [encoder.marker])])
         rows = FileRows(self._files, replace(encoder, decoders={}))
         first = _drop_marks(rows.read_first_rows([column.dtype for column in fed], SAMPLE_ROWS), encoder.marker)
-        first, fitted, columns = fit_decoders(first, fed, encoder.with_categories({}))
-        return first, fitted.with_categories(encoder.categories), columns
+        first, fitted, columns = fit_decoders(first, fed, replace(encoder, categories={}))
+        return first, replace(fitted, categories=encoder.categories), columns
 
     def find_longest(self, fed: Sequence[Readable], positions: Sequence[int], nulls: Nulls) -> list[int]:
         """See `Source.find_longest`."""

@@ -94,7 +94,7 @@ class Links:
             sock = open_tunnel(sock, session, f"the {purpose} connection with {peer}")
         except (AuthenticationError, OSError) as error:
             raise PeerLostError(
-                f"rank {self.rank} cannot reach {peer} for its {purpose}: {_to_text(error)}."
+                f"rank {self.rank} cannot reach {peer} for its {purpose}: {str(error).rstrip('.')}."
             ) from error
         return sock
 
@@ -159,10 +159,6 @@ def receive_exactly(sock: socket.socket, memory: memoryview) -> bool:
             raise ConnectionResetError("the connection ended in the middle of a message")
         filled += count
     return True
-
-
-def _to_text(error: Exception) -> str:
-    return str(error).rstrip(".")
 
 
 def _make_context(purpose: str, rank: int) -> bytes:
