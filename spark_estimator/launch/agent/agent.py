@@ -107,7 +107,6 @@ class HostAgent(WorkerAgent):
         self._pieces = bytearray()
 
     def hand_over(self, number: int, outcome: Outcome) -> None:
-        """Implement `WorkerAgent.hand_over`."""
         self.link.send_bytes(frames.VALUE, number, outcome.value or b"")
         self.link.send_json(
             frames.OUTCOME,

@@ -96,7 +96,6 @@ class RemoteWorkerHandle:
         return self._state.state is RemoteState.ENDED
 
     def start(self) -> PeerFacts | Outcome:
-        """Implement `WorkerHandle.start`."""
         with self._lock:
             if self._stopped is not None:
                 return self._make_stopped_outcome()
@@ -119,19 +118,16 @@ class RemoteWorkerHandle:
         return event
 
     def set_rank(self, rank: int) -> None:
-        """Implement `WorkerHandle.set_rank`."""
         self._rank = rank
         self._to_agent.send_json(frames.BECOME, process=self._number, rank=rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """Implement `WorkerHandle.stop`."""
         with self._lock:
             self._stopped = self._stopped or reason
             if self._asked_to_start:
                 self._to_agent.send_json(frames.STOP, process=self._number, reason=reason, at_once=at_once)
 
     def discard(self) -> None:
-        """Implement `WorkerHandle.discard`."""
         self.stop("because it is not needed", at_once=True)
         with suppress(queue.Empty):
             while not isinstance(self._events.get(timeout=_DISCARDED.total_seconds()), Outcome):

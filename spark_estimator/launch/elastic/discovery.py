@@ -163,11 +163,9 @@ class HostWatch:
         self._over = threading.Event()
 
     def start(self, offer: Callable[[Sequence[Host]], None], report: Callable[[str], None]) -> None:
-        """Implement `Discovery.start`."""
         threading.Thread(target=self._watch, args=(offer, report), name="spark_estimator hosts", daemon=True).start()
 
     def stop(self) -> None:
-        """Implement `Discovery.stop`."""
         self._over.set()
         self._script.stop()
 

@@ -89,7 +89,6 @@ class BarrierMeeting:
         self._connecting.join(_CONNECTS_WITHIN.total_seconds())
 
     def gather_facts(self, own_facts: TaskFacts) -> list[TaskFacts]:
-        """Implement `RankMeeting.gather_facts`."""
         try:
             everyone = self._relay.gather_facts(own_facts)
         except ConnectionError as error:
@@ -99,7 +98,6 @@ class BarrierMeeting:
         return [TaskFacts.from_json(text) for text in self._context.allGather(own_facts.to_json())]
 
     def close(self) -> None:
-        """Implement `RankMeeting.close`."""
         self._connecting.join()
 
 
@@ -147,7 +145,7 @@ class DriverMeeting:
         raise SetupError(failures.NOT_STARTED, "lost its connection to the driver before all ranks were there")
 
     def close(self) -> None:
-        """Implement `RankMeeting.close`."""
+        pass
 
     def _stop(self, reason: str) -> None:
         with self._lock:

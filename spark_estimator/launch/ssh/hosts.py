@@ -276,17 +276,14 @@ class PendingWorkerHandle:
         return self._handle.start()
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        """Implement `WorkerHandle.run`."""
         assert self._handle is not None
         return self._handle.run(rendezvous)
 
     def set_rank(self, rank: int) -> None:
-        """Implement `WorkerHandle.set_rank`."""
         assert self._handle is not None
         self._handle.set_rank(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """Implement `WorkerHandle.stop`."""
         with self._lock:
             if self._handle is None:
                 if not self._stopped.done():
@@ -295,7 +292,6 @@ class PendingWorkerHandle:
         self._handle.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
-        """Implement `WorkerHandle.discard`."""
         if self._handle is not None:
             self._handle.discard()
 

@@ -276,7 +276,6 @@ class HorovodAllreduce(torch.autograd.Function):
         postscale_factor: float,
         process_set: ProcessSet,
     ) -> torch.Tensor:
-        """See `allreduce`."""
         operation = reduce_op(average, op)
         ctx.arguments = arguments = (operation, prescale_factor, postscale_factor, process_set)
         [reduced] = make_allreduce([tensor], "allreduce", name, *arguments).run()
@@ -295,7 +294,6 @@ class HorovodAllgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        """See `allgather`."""
         [(joined, rows)] = make_allgather([tensor], "allgather", name, process_set).run()
         ctx.gradient_name = make_gradient_name("allgather", name, process_set)
         rank = context.engine(process_set).rank
@@ -321,7 +319,6 @@ class HorovodBroadcast(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
-        """See `broadcast`."""
         ctx.root_rank, ctx.process_set = root_rank, process_set
         copied = make_broadcast(tensor, root_rank, "broadcast", name, process_set).run()
         ctx.gradient_name = make_gradient_name("broadcast", name, process_set)
@@ -353,7 +350,6 @@ class HorovodAlltoall(torch.autograd.Function):
         name: str | None,
         process_set: ProcessSet,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """See `alltoall`."""
         rows, received = make_alltoall(tensor, splits, "alltoall", name, process_set).run()
         ctx.gradient_name = make_gradient_name("alltoall", name, process_set)
         ctx.received, ctx.process_set, ctx.rows = received, process_set, tensor.shape[0]
@@ -385,7 +381,6 @@ class HorovodReducescatter(torch.autograd.Function):
         prescale_factor: float,
         postscale_factor: float,
     ) -> torch.Tensor:
-        """See `reducescatter`."""
         operation = reduce_op(None, op)
         ctx.process_set = process_set
         factors = (prescale_factor, postscale_factor)

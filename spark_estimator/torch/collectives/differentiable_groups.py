@@ -147,7 +147,6 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         process_set: ProcessSet,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """See `grouped_allreduce`."""
         operation = reduce_op(average, op)
         members = check_group(tensors, _ALLREDUCE)
         ctx.arguments = arguments = (operation, prescale_factor, postscale_factor, process_set)
@@ -170,7 +169,6 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """See `grouped_allgather`."""
         members = check_group(tensors, _ALLGATHER)
         gathered = make_allgather(members, _ALLGATHER, name, process_set).run()
         ctx.gradient_name = make_gradient_name(_ALLGATHER, name, process_set)
@@ -208,7 +206,6 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
         postscale_factor: float,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """See `grouped_reducescatter`."""
         operation, factors = reduce_op(None, op), (prescale_factor, postscale_factor)
         members = check_group(tensors, _REDUCESCATTER)
         reduced = make_reducescatter(members, _REDUCESCATTER, name, operation, *factors, process_set).run()

@@ -211,7 +211,6 @@ class SparkWorkerHandle:
 
     @property
     def pid(self) -> int:
-        """Implement `WorkerHandle.pid`."""
         return 0 if self._remote is None else self._remote.pid
 
     def start(self) -> PeerFacts | Outcome:
@@ -261,13 +260,11 @@ class SparkWorkerHandle:
         return self._conclude(self._remote.run(rendezvous))
 
     def set_rank(self, rank: int) -> None:
-        """Implement `WorkerHandle.set_rank`."""
         self._rank = rank
         if self._remote is not None:
             self._remote.set_rank(rank)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """Implement `WorkerHandle.stop`."""
         with self._lock:
             self._stopped = self._stopped or reason
             self._task.wake()
@@ -276,7 +273,6 @@ class SparkWorkerHandle:
             remote.stop(reason, at_once=at_once)
 
     def discard(self) -> None:
-        """Implement `WorkerHandle.discard`."""
         if self._remote is not None:
             self._remote.discard()
         self._task.give_up()
