@@ -11,11 +11,7 @@ _MOST_LEVELS = 64
 
 
 def parse_json(content: bytes | bytearray | str) -> Any:
-    """Return the value.
-
-    Raises:
-        ValueError: it is no JSON, nested deeper than any message is, or too large.
-    """
+    """Return the value. Raises ValueError: it is no JSON, nested deeper than any message is, or too large."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"JSON of {len(content)} bytes; at most {MOST_BYTES} are allowed")
     try:
@@ -36,11 +32,7 @@ def parse_json(content: bytes | bytearray | str) -> Any:
 
 
 def parse_object(content: bytes | bytearray | str) -> dict[str, Any]:
-    """Return the fields of a JSON object.
-
-    Raises:
-        ValueError: as of `parse_json`, or it is another kind of value.
-    """
+    """Return the fields of a JSON object. Raises ValueError: as of `parse_json`, or it is another kind of value."""
     value = parse_json(content)
     if not isinstance(value, dict):
         raise ValueError(f"JSON of type {type(value).__name__} where an object belongs")

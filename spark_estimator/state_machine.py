@@ -38,13 +38,10 @@ class StateMachine(Generic[_State, _Event]):
         return (self._state, event) in self._transitions
 
     def fire(self, event: _Event) -> bool:
-        """Make the transition of `event`.
+        """Make the transition of `event`. Raises IllegalTransitionError: the table has none from the present state.
 
         Returns:
             Whether the state has changed.
-
-        Raises:
-            IllegalTransitionError: the table has none from the present state.
         """
         with self._lock:
             if (self._state, event) not in self._transitions:

@@ -30,11 +30,7 @@ class OrphanLimit:
         threading.Thread(target=self._await_end, name="spark_estimator end of rank", daemon=True).start()
 
     def postpone(self, size: int | None = None) -> None:
-        """Count from now on.
-
-        Args:
-            size: bytes of the copy that is written from now on; None: the same as before.
-        """
+        """Count from now on; `size`: bytes of the copy that is written from now on; None: the same as before."""
         self._size = self._size if size is None else size
         if self._is_orphan:
             signal.setitimer(signal.ITIMER_REAL, GRACE.total_seconds() + self._size / _SLOWEST_BYTES_PER_SECOND)

@@ -47,11 +47,7 @@ class CopySlot:
 
 
 class SharedControl:
-    """The page of both processes.
-
-    Args:
-        descriptor: of a file of `BYTES` in memory; stays the caller's.
-    """
+    """The page of both processes; `descriptor`: of a file of `BYTES` in memory; stays the caller's."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -39,11 +39,7 @@ class Report:
 
 
 class WriterLink:
-    """One writer, started again when it has died.
-
-    Args:
-        act: as of `writer.WriterStart`; pickled to the writer.
-    """
+    """One writer, started again when it has died; `act`: as of `writer.WriterStart`; pickled to the writer."""
 
     def __init__(self, act: WriteCopy) -> None:
         self._act = act

@@ -66,12 +66,7 @@ class NcclFacts(NamedTuple):
 
 
 def find_gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps")) -> GpuLibraries:
-    """Return the libraries to open.
-
-    Args:
-        settings: may name them.
-        maps: what this process has loaded.
-    """
+    """Return the libraries to open. `settings`: may name them; `maps`: what this process has loaded."""
     loaded = _list_loaded(maps)
     return GpuLibraries(
         settings.cuda_library or _find_first(r"libcudart\.so\.\d+", loaded, _CUDA_IN_WHEELS),

@@ -88,11 +88,7 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def take(pending: bytearray) -> dict[str, Any] | None:
-    """Take a whole frame off the front of `pending`; None while there is none.
-
-    Raises:
-        ValueError: it is no frame.
-    """
+    """Take a whole frame off the front of `pending`; None while there is none. Raises ValueError: it is no frame."""
     if len(pending) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack_from(pending)

@@ -41,14 +41,11 @@ def make_request_name(kind: str, name: str | None) -> tuple[str, bool]:
 
 
 def check_adasum(op: ReduceOp, size: int, kind: str) -> None:
-    """Refuses what Adasum cannot do, as Horovod does.
+    """Refuses what Adasum cannot do, as Horovod does. Raises NotImplementedError: their number is no power of two.
 
     Args:
         size: ranks that take part.
         kind: of the call, for the text.
-
-    Raises:
-        NotImplementedError: their number is no power of two.
     """
     if op is ReduceOp.ADASUM and size & (size - 1):
         raise NotImplementedError(

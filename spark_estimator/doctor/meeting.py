@@ -57,7 +57,7 @@ def choose_sharers(everyone: Sequence[Facts]) -> list[tuple[int, int]]:
 
 
 class Meeting:
-    """One task's part in it.
+    """One task's part in it. Raises OSError, ValueError: listening at that address fails.
 
     Args:
         address: of the executor, as Spark reports it: host:port.
@@ -66,9 +66,6 @@ class Meeting:
 
     Attributes:
         facts: for the others; JSON.
-
-    Raises:
-        OSError, ValueError: listening at that address fails.
     """
 
     def __init__(self, address: str, key: bytes, seconds: float) -> None:

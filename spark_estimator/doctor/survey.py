@@ -92,14 +92,11 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
 
 
 def measure_speed(spark: SparkSession, parameters: int, timeout: timedelta) -> Speed:
-    """Measure in a job on all slots of a session, as ``doctor.speed`` does.
+    """Measure in a job on all slots of a session, as ``doctor.speed`` does. Raises SparkEstimatorError: the job failed.
 
     Args:
         parameters: of a model, whose gradients are exchanged.
         timeout: in which the ranks have to start.
-
-    Raises:
-        SparkEstimatorError: the job failed.
     """
     check_session(spark)
     options = JobOptions(args=(parameters,), verbose=0, start_timeout=timeout)

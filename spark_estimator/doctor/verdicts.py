@@ -47,11 +47,7 @@ class DriverSide:
 
 
 def judge_reports(here: DriverSide, reports: Sequence[Report]) -> list[Finding]:
-    """Return a finding for each executor and check.
-
-    Args:
-        reports: of all tasks; see ``doctor.probe``.
-    """
+    """Return a finding for each executor and check; `reports`: of all tasks; see ``doctor.probe``."""
     executors: dict[str, list[Report]] = {}
     for report in reports:
         executors.setdefault(report["executor"], []).append(report)

@@ -58,11 +58,7 @@ class Resumption:
 
 
 def choose_resumption(facts: Sequence[Facts]) -> Resumption:
-    """Choose the step at which to continue.
-
-    Args:
-        facts: [ranks] of the new round.
-    """
+    """Choose the step at which to continue; `facts`: [ranks] of the new round."""
     whole = [rank for rank, each in enumerate(facts) if each.is_whole]
     if whole:
         step = max(facts[rank].step for rank in whole)

@@ -24,11 +24,7 @@ class CallableList(list[Any]):
 
 
 def make_namespace(base: Any, exchange: KerasExchange) -> dict[str, Any]:
-    """Return the attributes that a wrapped optimizer's class adds to its former one.
-
-    Args:
-        base: the class that it had.
-    """
+    """Return the attributes that a wrapped optimizer's class adds to its former one; `base`: the class that it had."""
     passes = _Passes(exchange) if exchange.accumulates > 1 else None
 
     def exchange_pairs(optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

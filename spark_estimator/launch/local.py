@@ -91,21 +91,13 @@ def run_job(
     cancel: Callable[[], None] | None = None,
     attempt: Attempt = _ONLY_ATTEMPT,
 ) -> list[Outcome]:
-    """Run all ranks of `job` to their end.
+    """Run all ranks of `job` to their end. Return their outcomes, all good. Raises JobFailedError: a rank failed.
 
     Args:
-        job: with ``progress``, how far the ranks are is shown in a status line.
-        take_record: as in `JobOptions`.
         make_workers: makes the handles of all workers; None: on this host.
         gentle: as in `Supervisor`; of workers on this host.
         cancel: ends all at once, after stopping has not.
         attempt: raises when its time is over.
-
-    Returns:
-        [size] outcomes, in rank order, all of them good.
-
-    Raises:
-        JobFailedError: a rank failed, or it took too long.
     """
     with _merge_timelines(job) if make_workers is None else contextlib.nullcontext():
         return _run_job(job, make_workers, show_line, take_record, gentle, cancel, attempt)

@@ -60,10 +60,7 @@ def name_class(kind: str) -> None:
 
 
 def register(flavour: str) -> None:
-    """Register ``Trainer(strategy="horovod")`` with a package that has been imported.
-
-    A second call changes nothing.
-    """
+    """Register ``Trainer(strategy="horovod")`` with a package that has been imported. A second call changes nothing."""
     registry = importlib.import_module(f"{flavour}.strategies").StrategyRegistry
     if STRATEGY not in registry:
         # Not the class itself, whose module needs the package to its end; and not everybody will ask for it.

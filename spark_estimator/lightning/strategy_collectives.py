@@ -65,7 +65,7 @@ class HorovodCollectives(_Base):
             return hvd.allreduce(tensor.detach(), op=operation, process_set=process_set)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """Gather all ranks' tensors.
+        """Gather all ranks' tensors. Raises ValueError: a group of torch.distributed; MismatchError: the shapes differ.
 
         Args:
             tensor: [*shape], the same shape on all ranks.
@@ -74,10 +74,6 @@ class HorovodCollectives(_Base):
 
         Returns:
             [size, *shape]; alone the tensor itself.
-
-        Raises:
-            ValueError: a group of torch.distributed.
-            MismatchError: the shapes differ.
         """
         process_set = _find_process_set(group, "all_gather")
         if self.is_alone:

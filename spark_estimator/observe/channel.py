@@ -51,11 +51,7 @@ def pack_context(job_id: str, partition: int) -> bytes:
 
 
 def unpack_context(context: bytes) -> tuple[bytes, int]:
-    """Return the job and the partition that `pack_context` has packed.
-
-    Raises:
-        AuthenticationError: it is not valid.
-    """
+    """Return the job and the partition that `pack_context` has packed. Raises AuthenticationError: it is not valid."""
     if len(context) != _CONTEXT.size:
         raise AuthenticationError("unexpected handshake from supervisor")
     job_id, partition = _CONTEXT.unpack(context)

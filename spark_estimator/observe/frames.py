@@ -55,11 +55,7 @@ def encode(frame: dict[str, Any]) -> bytes:
 
 
 def take_frames(pending: bytearray) -> Iterator[dict[str, Any]]:
-    """Take whole frames off the front of `pending`.
-
-    Raises:
-        ValueError: it is no frame, or too long a one.
-    """
+    """Take whole frames off the front of `pending`. Raises ValueError: it is no frame, or too long a one."""
     while len(pending) >= _LENGTH.size:
         (length,) = _LENGTH.unpack_from(pending)
         if length > MAX_FRAME_BYTES:
@@ -73,11 +69,7 @@ def take_frames(pending: bytearray) -> Iterator[dict[str, Any]]:
 
 
 def check_frame(frame: Any) -> dict[str, Any]:
-    """Return `frame` when it is a frame of this protocol.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Return `frame` when it is a frame of this protocol. Raises ValueError: it is not."""
     expected = _FIELDS.get(str(frame.get("kind"))) if isinstance(frame, dict) else None
     if expected is None or not all(isinstance(frame.get(name), kind) for name, kind in expected.items()):
         raise ValueError("a frame of another protocol")

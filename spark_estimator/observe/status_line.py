@@ -165,11 +165,7 @@ def _find_front_end() -> Screen | None:
 
 
 class StatusLine:
-    """Follows one job. All methods are called in the thread that prints the ranks' lines.
-
-    Args:
-        size: number of ranks.
-    """
+    """Follows one job. All methods are called in the thread that prints the ranks' lines; `size`: number of ranks."""
 
     def __init__(self, screen: Screen, size: int) -> None:
         self._screen = screen
@@ -209,11 +205,7 @@ class StatusLine:
             self._try(self._screen.hide)
 
     def draw(self, begun: Collection[int]) -> None:
-        """Draw the line; called now and then when nothing is being printed.
-
-        Args:
-            begun: the ranks that are up.
-        """
+        """Draw the line; called now and then when nothing is being printed. `begun`: the ranks that are up."""
         now = time.monotonic()
         if self._over or now - self._quiet_since < self._screen.interval:
             return

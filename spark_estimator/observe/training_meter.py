@@ -63,11 +63,7 @@ class TrainingReport:
 
     @classmethod
     def from_dict(cls, fields: object) -> TrainingReport:
-        """Make the report from what `to_dict` returned.
-
-        Raises:
-            ValueError: `fields` is not what `to_dict` returns.
-        """
+        """Make the report from what `to_dict` returned. Raises ValueError: `fields` is not what `to_dict` returns."""
         names = set(cls.__dataclass_fields__)
         if not isinstance(fields, dict) or fields.keys() != names:
             raise ValueError("a training report with unknown fields")

@@ -15,11 +15,7 @@ _sink: Callable[[dict[str, Any]], None] | None = None
 
 
 def send_record(record: Mapping[str, Any]) -> None:
-    """Send a record to the driver; outside of a job it is dropped.
-
-    Args:
-        record: plain values, as JSON has them.
-    """
+    """Send a record to the driver; outside of a job it is dropped. `record`: plain values, as JSON has them."""
     if _sink is not None:
         _sink(dict(record))
 
@@ -40,11 +36,7 @@ class StepRecorder:
         self._counted: tuple[int, float] | None = None
 
     def begin_epoch(self, step: int) -> None:
-        """Begin an epoch.
-
-        Args:
-            step: batches that were finished before the checkpoint from which it continues.
-        """
+        """Begin an epoch; `step`: batches that were finished before the checkpoint from which it continues."""
         self._counted = None if step else (0, 0.0)
 
     def end_step(self, epoch: int, step: int, steps: int, rows: int, loss: float | None) -> None:

@@ -60,11 +60,7 @@ class Session:
 
 @functools.cache
 def find_libcrypto() -> str:
-    """Return the absolute path of OpenSSL's libcrypto.
-
-    Raises:
-        EncryptionUnavailableError: there is none.
-    """
+    """Return the absolute path of OpenSSL's libcrypto. Raises EncryptionUnavailableError: there is none."""
     linked = _find_linked_libcrypto()
     if linked is not None:
         return linked
@@ -136,13 +132,10 @@ def _load_libcrypto() -> ctypes.CDLL:
 
 
 class KeyPair:
-    """A fresh X25519 key pair, for one handshake.
+    """A fresh X25519 key pair, for one handshake. Raises EncryptionUnavailableError: libcrypto is missing, or failed.
 
     Attributes:
         share: the public key, `SHARE_BYTES` bytes.
-
-    Raises:
-        EncryptionUnavailableError: libcrypto is missing, or failed.
     """
 
     def __init__(self) -> None:

@@ -30,11 +30,7 @@ def refuse_foreign(path: str) -> None:
 
 
 def _refuse_on(absolute: str, path: str) -> None:
-    """Follow an absolute path.
-
-    Args:
-        path: as the caller has named it.
-    """
+    """Follow an absolute path; `path`: as the caller has named it."""
     folder, remaining, links = os.sep, _split(absolute), 0
     foreign_users: set[int] = set()  # who have made a folder on the path in a shared one
     while remaining:

@@ -51,11 +51,7 @@ def find_flaw(content: bytes) -> str:
 
 
 def compute_digest(file: Path) -> str:
-    """Return a file's SHA-256; of a large one only a piece is in memory.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return a file's SHA-256; of a large one only a piece is in memory. Raises OSError: it cannot be read."""
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while piece := stream.read(_PIECE_BYTES):

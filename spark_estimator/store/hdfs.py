@@ -160,11 +160,7 @@ register_kind(HDFSStore.matches, HDFSStore)
 
 
 def _parse_url(path: str) -> re.Match[str] | None:
-    """Return the parts of a URL; None for an absolute path.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return the parts of a URL; None for an absolute path. Raises ValueError: it is neither."""
     match = _URL.fullmatch(path)
     if match is None and not path.startswith("/"):
         raise ValueError(f"{path!r}: HDFSStore has hdfs://host:port/path, hdfs:///path or /path.")

@@ -23,11 +23,7 @@ def writes_in_place(fs: Any) -> bool:
 
 
 def read(fs: Any, path: str) -> bytes:
-    """Return the last content that was written whole.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Return the last content that was written whole. Raises FileNotFoundError: there is none."""
     before = _read_next(fs, path)
     if before is not None:
         return before

@@ -38,11 +38,7 @@ _SLURM = "slurmstepd"
 
 
 class LocalProcesses:
-    """The processes of a job on this host, as children of the launcher's process.
-
-    Args:
-        job: this process's job.
-    """
+    """The processes of a job on this host, as children of the launcher's process; `job`: this process's job."""
 
     def __init__(self, job: ForeignJob) -> None:
         self._job = job

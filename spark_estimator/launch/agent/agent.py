@@ -70,14 +70,9 @@ def unpack_job(fields: dict[str, Any]) -> JobSpec:
 
 
 def find_address(interfaces: Sequence[str], otherwise: str) -> str:
-    """Find the address at which ranks of this host listen.
+    """Return this host's address on the first of these interfaces that it has, or `otherwise`, or that of its name.
 
-    Args:
-        interfaces: names; the first that this host has decides. Empty: `otherwise`, or the address
-            of the host's name.
-
-    Raises:
-        OSError: there is none; the text names the interfaces that the host has.
+    Raises OSError: there is none; the text names the interfaces that the host has.
     """
     if not interfaces:
         if otherwise:

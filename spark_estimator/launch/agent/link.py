@@ -110,10 +110,7 @@ class AgentLink:
     def read_frames(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield (letter, content) of each frame until the stream ends.
 
-        Raises:
-            SilentError: no data arrived for too long.
-            ValueError: the data is not a stream of frames.
-            OSError: it cannot be read.
+        Raises SilentError: no data for too long; ValueError: no stream of frames; OSError: it cannot be read.
         """
         reader = FrameReader()
         while received := self._read():
@@ -187,11 +184,7 @@ class AgentLink:
 
 
 def split_process(content: bytes) -> tuple[int, bytes]:
-    """Return the process and the bytes of a frame that `AgentLink.send_bytes` made.
-
-    Raises:
-        ValueError: it is too short to be one.
-    """
+    """Return process and bytes of a frame that `AgentLink.send_bytes` made. Raises ValueError: it is too short."""
     if len(content) < _PROCESS.size:
         raise ValueError("a frame without a process number")
     return _PROCESS.unpack_from(content)[0], content[_PROCESS.size :]

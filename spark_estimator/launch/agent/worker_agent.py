@@ -85,11 +85,7 @@ def pack_outcome(outcome: Outcome) -> dict[str, Any]:
 
 
 class WorkerAgent(ABC):
-    """The workers of one host, started and stopped on a launcher's orders.
-
-    Attributes:
-        program: what they run; None: it has not been received yet.
-    """
+    """The workers of one host, started and stopped on a launcher's orders; `program`: None until it is received."""
 
     def __init__(self, link: AgentLink, program: Program | None) -> None:
         self.link = link
@@ -159,11 +155,7 @@ class WorkerAgent(ABC):
 
 
 class _Process:
-    """One worker, from its start to its end, and the thread that supervises it. A `Relay` for its supervisor.
-
-    Attributes:
-        orders: the worker's rendezvous; None: it will never have one.
-    """
+    """One worker, with the thread that supervises it, whose `Relay` it is; `orders`: its rendezvous, if any."""
 
     def __init__(self, agent: WorkerAgent, number: int, *, linked: bool) -> None:
         self.orders: queue.Queue[Rendezvous | None] = queue.Queue()

@@ -95,11 +95,7 @@ def to_environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def to_terms(options: argparse.Namespace) -> Terms | None:
-    """Return the options of an elastic job; None when the job is not elastic.
-
-    Raises:
-        ValueError: it makes no sense; the text quotes it.
-    """
+    """Return the options of an elastic job; None: it is not elastic. Raises ValueError: it makes no sense."""
     script = options.host_discovery_script
     if options.min_np is None and options.max_np is None and script is None:
         for flag, value in (

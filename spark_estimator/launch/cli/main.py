@@ -48,11 +48,7 @@ _HERE = Where()
 
 @end_with_reader
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run ``horovodrun``.
-
-    Args:
-        arguments: the command line without the program's name; the process's own by default.
-    """
+    """Run ``horovodrun``, by default with the process's own arguments."""
     keep_standard_descriptors()
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited; how a rank has ended could not be known
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -99,15 +95,9 @@ def run_command(
     options: argparse.Namespace | None = None,
     where: Where = _HERE,
 ) -> int:
-    """Run `command` on `size` ranks, and show their output with the rank in front.
+    """Run `command` on `size` ranks, with more variables, and show their output with the rank in front.
 
-    Args:
-        environment: variables for the command, beside this process's own.
-        options: of the command line; for output files and how much is printed.
-        where: on which hosts; it may be an elastic job.
-
-    Returns:
-        0, or the exit status of the rank that failed first; 128 + n for one that signal n killed.
+    Return 0, or the exit status of the rank that failed first; 128 + n for one that signal n killed.
     """
     terms, hosts, ssh = where.terms, where.hosts, where.options
     size = size if terms is None else terms.size
@@ -233,11 +223,7 @@ def _report(text: str) -> None:
 
 @contextlib.contextmanager
 def _interrupt_on_signals(ended_by: list[signal.Signals]) -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP, within, as Ctrl-C: the ranks are ended before this process ends.
-
-    Args:
-        ended_by: receives the signal.
-    """
+    """Treat SIGTERM and SIGHUP, within, as Ctrl-C, so that the ranks are ended; add the signal to `ended_by`."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         ended_by.append(signal.Signals(number))

@@ -29,12 +29,7 @@ REASONS = {
 
 
 def explain(arguments: Mapping[str, Any], *, stacklevel: int = 3) -> None:
-    """Warn, a line each, of arguments that were set and have no effect.
-
-    Args:
-        arguments: name -> value; None and False mean that it was not set.
-        stacklevel: as in `warnings.warn`; 3 is the caller of the function that calls this.
-    """
+    """Warn, a line each, of arguments that were set (neither None nor False) and have no effect."""
     for name, value in arguments.items():
         if value is None or value is False or (name == "executable" and value == sys.executable):
             continue
@@ -42,11 +37,7 @@ def explain(arguments: Mapping[str, Any], *, stacklevel: int = 3) -> None:
 
 
 def resolve_renamed(old: str, old_value: Any, new: str, value: Any, default: Any = None) -> Any:
-    """Return `value`, or the deprecated name's value if `value` is not set.
-
-    Raises:
-        ValueError: both are set, and differ.
-    """
+    """Return `value`, or the deprecated name's if it is not set. Raises ValueError: both are set, and differ."""
     if old_value is None:
         return value
     if value not in (default, old_value):

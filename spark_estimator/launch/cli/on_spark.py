@@ -38,11 +38,7 @@ _FOR_HOSTS = (
 def check_spark(options: argparse.Namespace, command: Sequence[str]) -> list[str] | None:
     """Return the script and its arguments, where the command line asks for Spark; else None.
 
-    Args:
-        command: ``python train.py ...``, or ``train.py ...``.
-
-    Raises:
-        ValueError: the flags contradict each other, or the command is not a Python script.
+    Raises ValueError: the flags contradict each other, or the command is not a Python script.
     """
     if not options.spark:
         flag = next((name for name in _FOR_SPARK if getattr(options, name)), None)
@@ -71,14 +67,7 @@ def check_spark(options: argparse.Namespace, command: Sequence[str]) -> list[str
 
 
 def run_script(script: Sequence[str], options: argparse.Namespace, report: Callable[[str], None]) -> int:
-    """Run the script on ranks in Spark, and show their output with the rank in front.
-
-    Args:
-        script: its path and arguments.
-
-    Returns:
-        0, or the exit status of the rank that failed first.
-    """
+    """Run the script on ranks in Spark, and show their output with the rank in front. Return the exit status."""
     with contextlib.ExitStack() as stack:
         show = make_line_printer(with_time=bool(options.prefix_output_with_timestamp))
         try:

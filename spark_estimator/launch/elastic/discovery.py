@@ -36,13 +36,7 @@ _ZERO = re.compile(r"\s*\S+\s*(?::|\s+slots\s*=)\s*0+\s*")
 
 
 class HostScript:
-    """The script.
-
-    Args:
-        command: for the shell.
-        default_slots: of a host that it names without a number.
-        longest: how long it may take.
-    """
+    """The script, a `command` for the shell; it has `longest` time. Hosts without a number have `default_slots`."""
 
     def __init__(self, command: str, default_slots: int = 1, longest: timedelta = LONGEST) -> None:
         self.command = command
@@ -53,14 +47,7 @@ class HostScript:
         self._stopped = False
 
     def ask(self, at_most: timedelta = LONGEST) -> list[Host]:
-        """Run it. Return the hosts, at least one, in the order in which it names them.
-
-        Args:
-            at_most: the caller's time; the script alone may take longer.
-
-        Raises:
-            PreflightError: it gave no answer; the text names the script and the reason.
-        """
+        """Run it, for `at_most` so long. Return its hosts, at least one. Raises PreflightError: no answer."""
         try:
             status, out, err = self._run(min(self._longest, at_most.total_seconds()))
             if status != 0:
@@ -189,15 +176,9 @@ class HostWatch:
 def wait_for_first_hosts(
     script: HostScript, slots: int, patience: timedelta, report: Callable[[str], None], every: timedelta = EVERY
 ) -> list[Host]:
-    """Return the script's first answer with at least `slots` slots.
+    """Return the script's first answer with `slots` slots; `report` tells people once of the wait.
 
-    Args:
-        slots: that the job begins with, at least.
-        patience: how long they are waited for.
-        report: prints a line; called once when slots are missing.
-
-    Raises:
-        PreflightError: the first answer failed, or there were too few slots all the time.
+    Raises PreflightError: the first answer failed, or there were too few slots for as long as `patience`.
     """
     deadline = time.monotonic() + patience.total_seconds()
 

@@ -42,24 +42,14 @@ class Discovery(Protocol):
     """A source of the hosts that a job may use, which change while it runs."""
 
     def start(self, offer: Callable[[Sequence[Host]], None], report: Callable[[str], None]) -> None:
-        """Call `offer`, from now on, with all hosts each time that they have changed; from any thread.
-
-        Args:
-            report: tells people why the hosts cannot be known.
-        """
+        """Call `offer`, from any thread, with all hosts when they change; `report` tells why they are unknown."""
 
     def stop(self) -> None:
         """Offer nothing any more. Does not wait."""
 
 
 def make_elastic_error(why: str, earlier: Sequence[FailureReport], last: Sequence[FailureReport]) -> BaseException:
-    """Make the error of a job that can't continue: it lists all lost ranks.
-
-    Args:
-        why: it can't.
-        earlier: ranks lost before the last round began.
-        last: ranks lost since.
-    """
+    """Make the error of a job that can't continue, `why`: with ranks lost before the last round and since."""
     lost = [*earlier, *last]
     lines = [f"the elastic job can't continue: {why}."]
     lines += ["Lost so far:"] * bool(lost) + [f"  {report.where} {_shorten(report.message)}" for report in lost]

@@ -112,9 +112,5 @@ def run_elastic(
 
 
 def mark_elastic(job: JobSpec, *, progress: bool = False) -> JobSpec:
-    """Return `job`, marked as elastic for its ranks.
-
-    Args:
-        progress: the ranks report how far they are; useless where ranks join and leave, which has no status line.
-    """
+    """Return `job`, marked as elastic; with `progress`, its ranks report it: useless where ranks join and leave."""
     return replace(job, progress=progress, environment={**job.environment, ELASTIC_VARIABLE: "1"})

@@ -67,11 +67,7 @@ class Placement:
         return any(until < math.inf for host, until in self._out.items() if host in self._slots)
 
     def take(self, process: int) -> str:
-        """Take the first free slot for a process that is about to be started. Return its host.
-
-        Raises:
-            LookupError: there is none.
-        """
+        """Take the first free slot for a process about to be started. Return its host. Raises LookupError: none."""
         taken = Counter(self._taken.values())
         for host, slots in self._list_usable().items():
             if taken[host] < slots:
@@ -84,11 +80,7 @@ class Placement:
         self._taken.pop(process, None)
 
     def offer(self, hosts: Sequence[Host]) -> list[str]:
-        """Replace the list of hosts. Hosts that stay keep their position in the order; new ones follow them.
-
-        Returns:
-            What has changed, one text for each host.
-        """
+        """Replace the list of hosts, of which known ones keep their places. Return a text for each changed host."""
         offered = {host.name: host.slots for host in hosts}
         changes = [f"{name} is gone" for name in self._slots if name not in offered]
         for name, slots in offered.items():

@@ -107,14 +107,7 @@ class Process:
 
 
 class Processes(dict[int, Process]):
-    """The processes of a job that have not ended, by number.
-
-    Args:
-        placement: where they go.
-        make: makes their workers.
-        events: receives their events.
-        encrypted: whether the ranks' connections are.
-    """
+    """The processes of a job that have not ended, by number; the arguments as those of `Process`."""
 
     def __init__(self, placement: Placement, make: MakeWorker, events: EventQueue, *, encrypted: bool) -> None:
         self._placement = placement
@@ -124,11 +117,7 @@ class Processes(dict[int, Process]):
         self._started = 0
 
     def start_first(self, size: int, look: Callable[[int], None]) -> None:
-        """Start the first round. All processes are started before any of them receives the list of ranks.
-
-        Args:
-            look: called now and then with the number of those that have started.
-        """
+        """Start all processes of the first round, and tell `look` their number now and then; then send the ranks."""
         processes = [self._start(rank) for rank in range(size)]
         try:
             for number, process in enumerate(processes):

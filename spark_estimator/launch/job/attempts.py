@@ -40,15 +40,7 @@ _T = TypeVar("_T")
 
 
 def to_timedelta(name: str, seconds: float) -> timedelta:
-    """Return an argument in seconds as a timedelta.
-
-    Args:
-        name: of the argument, for the error.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is not above 0, or more than `MAX_SECONDS`.
-    """
+    """Return the argument `name`, in seconds. Raises TypeError, ValueError: it is none up to `MAX_SECONDS`."""
     if type(seconds) not in (int, float):
         raise TypeError(f"{name} must be a number of seconds; got {seconds!r}.")
     if not 0 < seconds < math.inf:
@@ -72,14 +64,7 @@ class Limits:
 
     @classmethod
     def from_arguments(cls, max_restarts: int, timeout: float | None) -> Limits:
-        """Make limits from a user's arguments.
-
-        Args:
-            timeout: in seconds.
-
-        Raises:
-            TypeError, ValueError: one can't be used; the text names the argument and its value.
-        """
+        """Make limits from a user's arguments, in seconds. Raises TypeError, ValueError: one can't be used."""
         if type(max_restarts) is not int:
             raise TypeError(f"max_restarts must be an int, the number of restarts; got {max_restarts!r}.")
         if max_restarts < 0:
@@ -114,15 +99,12 @@ class Attempt:
     def enforce_timeout(
         self, function: str, size: int, begun: Collection[int], hindrance: Callable[[], str] = lambda: ""
     ) -> None:
-        """End a job that takes too long. Called now and then while it runs.
+        """End a job that takes too long. Called now and then while it runs. Raises JobTimeoutError: the time is over.
 
         Args:
             function, size: what runs, on how many ranks.
             begun: those whose user code has begun.
             hindrance: a sentence on what keeps the others from it, if that is known.
-
-        Raises:
-            JobTimeoutError: the time is over.
         """
         if self.until is None or self.timeout is None or time.monotonic() < self.until:
             return

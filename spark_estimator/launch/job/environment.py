@@ -127,12 +127,8 @@ def make_worker_environment(
 
     Args:
         around: the environment that the worker inherits.
-        variables: more variables for it, from a user or a launcher.
         share: the threads that are its own.
         spark: `around` is a Spark task's, in which Spark has set OMP_NUM_THREADS unless the user did.
-
-    Raises:
-        ValueError: one of our switches has a value that cannot be used.
     """
     environ = {**remove_choices(around), **variables}
     if spark and OMP not in variables and environ.get(OMP) == str(share.value):
@@ -188,10 +184,7 @@ def exported_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def select_inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Select the driver's variables that may hold on executors that don't set them.
-
-    Leaves out what describes the driver's own process: its Python, its libraries, its Spark, its devices.
-    """
+    """Select the driver's variables that may hold on executors that don't set them: none of its own process."""
     return {
         name: value
         for name, value in remove_choices(environ).items()
@@ -200,11 +193,7 @@ def select_inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def add_own_python(path: str) -> str:
-    """Return `path` with the folder of this interpreter first.
-
-    So what is started in an environment that is not activated finds the ``python`` in that folder, not the
-    system's.
-    """
+    """Return `path` with this interpreter's folder first, whose ``python`` other programs then find."""
     folder = os.path.dirname(sys.executable)
     if shutil.which("python", path=path) == os.path.join(folder, "python") or folder in path.split(os.pathsep)[:1]:
         return path

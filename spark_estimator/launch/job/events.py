@@ -74,11 +74,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class FrameReceived:
-    """A process of an elastic job has sent its launcher a frame (``collectives.launcher_link``).
-
-    Attributes:
-        process: its number at the launcher.
-    """
+    """A process of an elastic job, by its number, has sent its launcher a frame (``collectives.launcher_link``)."""
 
     process: int
     frame: dict[str, Any]

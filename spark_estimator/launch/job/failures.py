@@ -108,11 +108,7 @@ class FailureReport:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> FailureReport:
-        """Make a report from fields just received; the texts are made safe to print.
-
-        Raises:
-            TypeError, ValueError: the fields are not those of a report.
-        """
+        """Make a report of received fields, with texts safe to print. Raises TypeError, ValueError: it is none."""
         fields = dict(fields)
         age = fields.pop("age", None)
         if not isinstance(age, (int, float)):
@@ -169,11 +165,7 @@ def make_job_error(
 ) -> JobFailedError | PythonEnvironmentError:
     """Make the exception with all failures of a failed job; its ``__cause__`` is the cause's own traceback.
 
-    Args:
-        cause: as `find_first_failure` found it.
-        reports: all that are known, the cause included.
-        size: number of ranks; the text lists those without a report as ended without error, or not ended.
-        function: what was run, for the text.
+    Ranks of `size` without a report are listed as ended without error, or not ended.
     """
     others = [report for report in sorted(reports, key=lambda report: report.rank) if report is not cause]
     lines = [f"{cause.where} {cause.message}"]
@@ -189,11 +181,7 @@ def make_job_error(
 
 
 def make_error(cause: FailureReport, text: str) -> JobFailedError | PythonEnvironmentError:
-    """Make the exception for a job that failed because of `cause`, with the fields that programs read.
-
-    Args:
-        text: the whole story, for people.
-    """
+    """Make the exception for a job that failed because of `cause`, with the fields that programs read."""
     error: JobFailedError | PythonEnvironmentError
     text, traceback = with_source(text), with_source(cause.traceback)
     if cause.kind == ENVIRONMENT:
@@ -263,12 +251,9 @@ def find_marked(text: str) -> list[FailureReport]:
 
 
 def with_source(traceback: str) -> str:
-    """Return `traceback`, with the source below each frame that has none, where only this process has it: a notebook's.
+    """Return a rank's `traceback`, with the source of frames that only this process has: a notebook's.
 
     No file is read: the rank names the file, and must not choose which file's lines are shown.
-
-    Args:
-        traceback: as Python prints it, of a rank; lines that are not a frame's stay as they are.
     """
     lines = traceback.split("\n")
     annotated = []

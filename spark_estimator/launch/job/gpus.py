@@ -64,12 +64,7 @@ class Pinning:
 
 
 def find_task_gpus(addresses: Sequence[str], environ: Mapping[str, str]) -> TaskGpus:
-    """Find the GPUs of the task in this process. Calls ``nvidia-smi`` if it exists.
-
-    Args:
-        addresses: of the GPUs that Spark gave to it.
-        environ: its executor's.
-    """
+    """Find the GPUs of this process's task, by Spark's `addresses`. Calls ``nvidia-smi`` if it exists."""
     visible = environ.get(VISIBLE)
     names = name_gpus(addresses, visible)
     listed = parse_gpu_list(_run_nvidia_smi(environ.get("PATH")))
@@ -123,11 +118,7 @@ def order_devices(gpus_by_local_rank: Sequence[Sequence[str]]) -> list[str]:
 
 
 def divide_hosts(host_ids: Sequence[str], tasks: Sequence[TaskGpus]) -> list[str]:
-    """Return the host of each task, where each container that numbers its GPUs itself is a separate host.
-
-    Args:
-        host_ids: [tasks] equal for those on one host.
-    """
+    """Return [tasks] the host of each task, where each container that numbers its GPUs itself is a separate host."""
     meanings: dict[tuple[str, str], set[str]] = {}
     for host, task in zip(host_ids, tasks, strict=True):
         for name, uuid in zip(task.names, task.uuids, strict=True):

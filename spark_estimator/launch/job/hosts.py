@@ -80,14 +80,7 @@ def read_hostfile(path: str) -> list[Host]:
 
 
 def parse_host_line(text: str, default_slots: int = 1) -> Host:
-    """Parse ``host``, ``host:n`` or ``host slots=n``.
-
-    Args:
-        default_slots: of a host without a number.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """Parse ``host``, ``host:n`` or ``host slots=n``. Raises ValueError: it is none of these."""
     match = _LINE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} must have the form: host slots=n.")
@@ -95,14 +88,7 @@ def parse_host_line(text: str, default_slots: int = 1) -> Host:
 
 
 def assign_hosts(hosts: Sequence[Host], size: int, source: str) -> list[Share]:
-    """Assign ranks 0 ... size - 1 to the hosts, in their order; hosts that get none are left out.
-
-    Args:
-        source: how the user named the hosts, for the error.
-
-    Raises:
-        ValueError: there are fewer slots than ranks.
-    """
+    """Assign ranks 0 ... size - 1 to the hosts, in their order. Raises ValueError: there are fewer slots."""
     slots = sum(host.slots for host in hosts)
     if slots < size:
         raise ValueError(
@@ -136,14 +122,7 @@ def _make_host(match: re.Match[str], default_slots: int = 1) -> Host:
 
 
 def merge_hosts(hosts: Iterable[Host], source: str) -> list[Host]:
-    """Return each host once, with the slots of all its mentions.
-
-    Args:
-        source: who named them, for the error.
-
-    Raises:
-        ValueError: one has no slot.
-    """
+    """Return each host once, with the slots of all its mentions. Raises ValueError: one has no slot."""
     slots: dict[str, int] = {}
     for host in hosts:
         if host.slots < 1:

@@ -12,11 +12,7 @@ from types import FrameType
 
 
 def is_interruption(error: BaseException | None, handled: BaseException | None = None) -> bool:
-    """Return whether an error is Ctrl-C, or PySpark's handler calling Java while this thread does so.
-
-    Args:
-        handled: an older error, which is not the cause of this one.
-    """
+    """Return whether an error is Ctrl-C, or PySpark's handler calling Java. An error `handled` before is no cause."""
     while error is not None and error is not handled:
         if isinstance(error, KeyboardInterrupt) or "reentrant call" in str(error):
             return True
@@ -61,12 +57,7 @@ def remember_interruption() -> Iterator[None]:
 
 
 def raise_lost_interruption() -> None:
-    """End a loop that waits, if an interruption was raised in this block and the loop runs all the same.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C.
-        BaseException: what else the handler has raised.
-    """
+    """Raise once more what the handler of SIGINT raised in this block, if the loop runs all the same."""
     handler = signal.getsignal(signal.SIGINT)
     if not isinstance(handler, _RememberingHandler) or handler.raised is None:
         return

@@ -76,15 +76,7 @@ class JobOptions:
 
 
 def check_num_proc(num_proc: int | None, name: str = "num_proc") -> None:
-    """Check a number of ranks.
-
-    Args:
-        num_proc: None is accepted.
-        name: of the argument, for the error.
-
-    Raises:
-        TypeError, ValueError: it is not a positive int.
-    """
+    """Check a number of ranks; None is accepted. Raises TypeError, ValueError: it is not a positive int."""
     if num_proc is None:
         return
     if type(num_proc) is not int:
@@ -96,11 +88,7 @@ def check_num_proc(num_proc: int | None, name: str = "num_proc") -> None:
 def check_elastic_sizes(
     num_proc: int | None, min_num_proc: int | None, max_num_proc: int | None, reset_limit: int | None
 ) -> None:
-    """Check the numbers of ranks of an elastic job; None is accepted for each.
-
-    Raises:
-        TypeError, ValueError: one is not a positive int, or they contradict each other.
-    """
+    """Check the numbers of ranks of an elastic job; None is accepted. Raises TypeError, ValueError."""
     sizes = {"min_num_proc": min_num_proc, "num_proc": num_proc, "max_num_proc": max_num_proc}
     for name, size in sizes.items():
         check_num_proc(size, name)
@@ -112,15 +100,7 @@ def check_elastic_sizes(
 
 
 def check_text(name: str, value: object) -> None:
-    """Check an argument that names something: text or a path.
-
-    Args:
-        name: of the argument, for the error.
-        value: None is accepted.
-
-    Raises:
-        TypeError, ValueError: it is neither, or empty.
-    """
+    """Check a text or path; None is accepted. Raises TypeError, ValueError: it is neither, or empty."""
     if value is None:
         return
     if not isinstance(value, (str, os.PathLike)):

@@ -56,11 +56,7 @@ class Outcome:
 
     @property
     def pickled(self) -> bytes:
-        """Return `value`, if it is what the rank has sent.
-
-        Raises:
-            ResultError: it is not.
-        """
+        """Return `value`, if it is what the rank has sent. Raises ResultError: it is not."""
         if self.value is None or hashlib.sha256(self.value).hexdigest() != self.sha256:
             raise ResultError(f"the value of rank {self.rank} (host {self.host}) is incomplete or damaged.")
         return self.value

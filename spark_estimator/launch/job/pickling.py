@@ -197,11 +197,7 @@ def _quote(value: object) -> str:
 
 
 def load_values(pickled: Sequence[bytes], function: str) -> list[Any]:
-    """Unpickle the return values of ranks 0, 1, ...
-
-    Raises:
-        ResultError: one of them cannot be unpickled here.
-    """
+    """Unpickle the return values of ranks 0, 1, ... Raises ResultError: one of them cannot be unpickled here."""
     return [_load_value(value, function, rank) for rank, value in enumerate(pickled)]
 
 

@@ -81,11 +81,7 @@ def make_rows(outcome: Outcome, partition: int, unsent: Mapping[str, Any] | None
 
 
 def read_manifests(rows: Iterable[ResultRow]) -> list[RankManifest]:
-    """Return the manifests among `rows`, in rank order.
-
-    Raises:
-        ResultError: one of them is malformed.
-    """
+    """Return the manifests among `rows`, in rank order. Raises ResultError: one of them is malformed."""
     manifests = []
     for row in rows:
         if row.kind != _MANIFEST:

@@ -12,12 +12,7 @@ BARRIER = "spark.spark_estimator.barrier"
 
 @dataclass(frozen=True)
 class SparkSetting:
-    """One setting.
-
-    Attributes:
-        default: what applies where the setting is not set.
-        effect: what it does.
-    """
+    """One setting. `default`: what applies where the setting is not set; `effect`: what it does."""
 
     default: str
     effect: str

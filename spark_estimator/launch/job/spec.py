@@ -131,11 +131,7 @@ class JobSpec:
 
 
 def requires_encryption() -> bool:
-    """Return whether a job that is started here encrypts its connections without regard to Spark.
-
-    Raises:
-        EncryptionUnavailableError: it has to, and this host can't.
-    """
+    """Return whether a job encrypts its connections without regard to Spark. Raises EncryptionUnavailableError."""
     if Settings.read().encryption != Policy.REQUIRE.value:
         return False
     check_encryption()
@@ -278,22 +274,14 @@ def make_rendezvous(everyone: Sequence[TaskFacts], partition: int, job: JobSpec,
 
 
 def pin_worker_gpus(everyone: Sequence[TaskFacts], partition: int, job: JobSpec) -> Pinning:
-    """Return the GPUs that the worker of `partition` shall see.
-
-    Raises:
-        ValueError: two ranks of its host have the same GPU, and were not to share.
-    """
+    """Return the GPUs that the worker of `partition` shall see. Raises ValueError: as ``gpus.pin_gpus``."""
     host = everyone[partition].host_id
     here = [number for number, facts in enumerate(everyone) if facts.host_id == host]
     return pin_gpus([everyone[number].gpus for number in here], here.index(partition), job.gpus_per_rank)
 
 
 def make_worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[str, str] | None = None) -> WorkerSpec:
-    """Make the spec that the calling supervisor sends to the worker that becomes `rendezvous.rank`.
-
-    Args:
-        variables: more of this worker's own: CUDA_VISIBLE_DEVICES among them.
-    """
+    """Make the spec that the calling supervisor sends to the worker that becomes `rendezvous.rank`."""
     peer = rendezvous.peers[rendezvous.rank]
     environment = {**make_horovod_variables(rendezvous.topology, peer.host), **(variables or {})}
     if rendezvous.awaited:  # not known yet

@@ -43,11 +43,7 @@ def explain_refusal(driver: Mapping[str, str], theirs: Mapping[str, str]) -> str
 
 
 def describe_differences(driver: Mapping[str, str], everyone: Sequence[tuple[str, Mapping[str, str]]]) -> str:
-    """Describe the differences between driver and executors, in one line; '' for none.
-
-    Args:
-        everyone: [tasks] (host, versions) of each.
-    """
+    """Describe the differences between the driver's versions and those of [tasks] (host, versions), in a line."""
     texts = []
     for name in driver:
         hosts: dict[str, list[str]] = {}

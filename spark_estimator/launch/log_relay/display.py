@@ -23,7 +23,7 @@ class TextStream(Protocol):
 def make_line_printer(
     stdout: TextStream | None = None, stderr: TextStream | None = None, *, with_time: bool = False
 ) -> ShowLine:
-    """Make a function that shows each line as ``[rank]<stdout>:text`` or ``[rank]<stderr>:text``, like Horovod.
+    """Make a function that shows each line as ``[rank]<stdout>:text``, like Horovod.
 
     Args:
         stdout, stderr: for the lines of the ranks' streams of that name; None: those of this process.
@@ -62,13 +62,7 @@ def make_line_printer(
 
 
 class OutputFiles:
-    """``DIR/rank.N/stdout`` and ``stderr``, N padded with zeros to one width; lines are shown as well.
-
-    Args:
-        folder: DIR; created if it is missing.
-        size: number of ranks; more may join.
-        show: shows a line.
-    """
+    """``DIR/rank.N/stdout`` and ``stderr``, N padded with zeros to one width; `show` shows the lines as well."""
 
     def __init__(self, folder: Path, size: int, show: ShowLine = print_line) -> None:
         self._folder = folder

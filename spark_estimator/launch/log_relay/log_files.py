@@ -126,11 +126,7 @@ class LogWriter:
 
 
 class LogReader:
-    """The driver's end.
-
-    Attributes:
-        read: [ranks] how many lines were read of each.
-    """
+    """The driver's end; `read`: [ranks] how many lines were read of each."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self.read = [0] * size

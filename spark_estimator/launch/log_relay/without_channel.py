@@ -43,11 +43,7 @@ class UnsentLines:
         self._left_out = 0
 
     def take(self, rank: int, stream: str, text: str) -> list[tuple[str, str]]:
-        """Take one more line of "stdout" or "stderr", or a message ("").
-
-        Returns:
-            The lines that may not all reach the driver, this one or others before it.
-        """
+        """Take a line of a stream, or a message (""). Return the lines that may not all reach the driver."""
         if self._folder is not None:
             if self._writer is None:
                 self._writer = LogWriter(self._folder, rank)
@@ -110,11 +106,7 @@ class LateLines:
         self._over.set()
 
     def finish(self, rows: Sequence[ResultRow] | None) -> None:
-        """Show the remaining lines.
-
-        Args:
-            rows: of a job that has succeeded; None: it has not.
-        """
+        """Show the remaining lines; `rows`: of a job that has succeeded; None: it has not."""
         manifests: list[RankManifest] = []
         with contextlib.suppress(ResultError):  # the code that reads the values raises it
             manifests = read_manifests(rows or [])

@@ -64,14 +64,7 @@ class WorkerOutput:
         self.has_two_llvms = False
 
     def read(self, name: str) -> int:
-        """Read what there is of "stdout" or "stderr".
-
-        Returns:
-            The number of bytes; 0 at the end of the stream.
-
-        Raises:
-            BlockingIOError: there is nothing to be read at the moment.
-        """
+        """Read what there is; return the number of bytes, 0 at the end. Raises BlockingIOError: nothing for now."""
         received = os.read(self._streams[name].fileno(), _READ_BYTES)
         self._pass_on(name, self._splitters[name].feed(received))
         return len(received)

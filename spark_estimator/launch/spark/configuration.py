@@ -31,11 +31,7 @@ class Configuration:
             return None
 
     def get_or_raise(self, name: str) -> str | None:
-        """Return the value of a setting; None only when it is not set.
-
-        Raises:
-            Exception: the session's own, where it doesn't show the setting.
-        """
+        """Return a setting; None only when it is not set. Raises the session's error where it isn't shown."""
         try:
             return self._spark.conf.get(name, None)
         except Exception:  # a session that forbids Java may still answer SQL

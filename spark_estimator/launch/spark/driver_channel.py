@@ -30,16 +30,9 @@ _OF_LOSSES = (frames.SILENT, frames.HEARD, frames.GONE)
 
 
 def address_for_executors(spark: SparkSession, needed_for: str = "") -> str | None:
-    """Return an address of this host at which the executors of a session should reach it.
+    """Return an address of this host at which executors should reach it; None: there is none, or the user wants none.
 
-    Args:
-        needed_for: a kind of job that can't run without: ``an elastic job``; '' for one that can.
-
-    Returns:
-        None when there is none, or the user wants none.
-
-    Raises:
-        PreflightError: the same, and it is needed.
+    Raises PreflightError: the same, for a kind of job that can't run without; `needed_for`: its name, or ''.
     """
     if not Settings.read().driver_channel:
         if not needed_for:

@@ -51,9 +51,7 @@ def grows_on_demand(conf: Configuration) -> bool:
 def uses_barrier(conf: Configuration) -> bool:
     """Return whether a job's ranks start in a barrier stage; else each starts when it has a slot, and waits for all.
 
-    Raises:
-        PreflightError: the session asks for a barrier stage that Spark would refuse, or the setting has an
-            invalid value.
+    Raises PreflightError: Spark would refuse the barrier stage that the session asks for, or the setting is invalid.
     """
     setting = _read_barrier_setting(conf)
     if setting and has_dynamic_allocation(conf):

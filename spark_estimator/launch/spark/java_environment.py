@@ -36,16 +36,9 @@ exec {java} "$@"
 
 
 def choose_java_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables to set so that Spark starts a Java that it runs on.
+    """Return the JAVA_HOME to set so that Spark starts a Java that it runs on; empty where Spark's own search finds it.
 
-    Args:
-        environ: where JAVA_HOME and PATH are looked up; the process's own environment by default.
-
-    Returns:
-        Empty when Spark's own search (JAVA_HOME, then PATH) finds that Java; otherwise ``{"JAVA_HOME": folder}``.
-
-    Raises:
-        JavaNotFoundError: there is none; the text lists what was found, and how to install one.
+    Raises JavaNotFoundError: there is none; the text lists what was found, and how to install one.
     """
     environ = os.environ if environ is None else environ
     java = find_java(environ)
@@ -88,11 +81,7 @@ def _write_wrapper(java: Java, environ: Mapping[str, str]) -> Path:
 
 
 def _make_private_folder(folder: Path) -> Path:
-    """Make a folder that no other user can write to or exchange.
-
-    Raises:
-        PermissionError: it, or a folder above it, can be changed by another user.
-    """
+    """Make a folder. Raises PermissionError: another user can change it, or a folder above it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = folder.resolve()
     for each in (folder, *folder.parents):

@@ -19,11 +19,7 @@ def has_job_tags(context: SparkContext) -> bool:
 
 
 class JobTag:
-    """A tag, to be added in a thread of the job's own: with it and the description Spark's properties change.
-
-    Args:
-        text: unique among the session's jobs.
-    """
+    """A tag, unique in the session, to be added in a thread of the job's own: Spark's properties change with it."""
 
     def __init__(self, spark: SparkSession, text: str) -> None:
         self.text = text

@@ -29,11 +29,7 @@ _ASKS_EVERY = timedelta(seconds=1)
 
 
 class SetupError(RuntimeError):
-    """A task has no worker to report on; the text carries the report to the driver.
-
-    Attributes:
-        report: why not.
-    """
+    """A task has no worker to report on; the text carries the report to the driver. `report`: why not."""
 
     def __init__(self, kind: str, message: str) -> None:
         self.report = FailureReport(-1, socket.gethostname(), 0, kind, message, when=time.monotonic())
@@ -48,11 +44,7 @@ class RankMeeting(Protocol):
     """The supervisors of one job, as one of them sees them. Its methods are called in the order of their definition."""
 
     def find_address(self) -> str:
-        """Return the address of this host at which the others reach its rank.
-
-        Raises:
-            SetupError, NotNeededError
-        """
+        """Return the address of this host at which the others reach its rank. Raises SetupError, NotNeededError."""
 
     def connect(self, on_stop: Callable[[str], None]) -> None:
         """Connect to the driver, whose orders to stop are passed on with their reasons."""

@@ -40,11 +40,7 @@ class RankEvents:
         self.vanished: dict[int, float] = {}
 
     def take(self, partition: int, frame: Mapping[str, Any]) -> Event | None:
-        """Return the event of a supervisor's frame; None: there is nothing to show.
-
-        Raises:
-            ValueError: it is not a frame of a supervisor of this version.
-        """
+        """Return the event of a supervisor's frame, if it shows any. Raises ValueError: another version's frame."""
         kind = frame["kind"]
         if kind == frames.LINE:
             return Lines(frame["rank"], frame["stream"], [coloured(frame["text"])])
@@ -83,13 +79,7 @@ class RankEvents:
         return printable(next(hosts, "unknown"))
 
     def report_executor_loss(self, text: str) -> list[FailureReport]:
-        """Return the reports that follow from Spark's error about a lost executor.
-
-        The error may arrive before its connections end.
-
-        Args:
-            text: of Spark's error; the result is [] if it names no lost executor.
-        """
+        """Return the reports of Spark's error on a lost executor, which may precede the end of its connections."""
         lost = find_lost_executor(text)
         if lost is None or lost[0] not in self.placed:
             return []
@@ -100,11 +90,7 @@ class RankEvents:
         return [self.report_loss(lost[0], lost[1]), *others]
 
     def report_loss(self, partition: int, reason: str) -> FailureReport:
-        """Return the report on a rank whose executor Spark has lost; it precedes those on ranks that vanished with it.
-
-        Args:
-            reason: in Spark's words; "" if it gives none.
-        """
+        """Return the report on a rank whose executor Spark lost; it precedes those on ranks that vanished, too."""
         report = self._make_report(partition, describe_loss(reason))
         return replace(report, when=min([report.when, *list(self.vanished.values())]))
 

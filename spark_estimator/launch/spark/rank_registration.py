@@ -123,11 +123,7 @@ class DriverRegistration:
         self._no_rank_since: float | None = None
 
     def approve(self, partition: int) -> None:
-        """Approve a supervisor that wants to connect.
-
-        Raises:
-            AuthenticationError: it is one more than expected.
-        """
+        """Approve a supervisor that wants to connect. Raises AuthenticationError: it is one more than expected."""
         with self._lock:
             if self._complete:
                 self._refused[partition] = time.monotonic()
@@ -156,13 +152,7 @@ class DriverRegistration:
         """Do nothing; no supervisor asks for it."""
 
     def find_repeated(self, connected: int) -> list[int]:
-        """Return the partitions that Spark runs again although their ranks have ended: it has lost their results.
-
-        Called now and then.
-
-        Args:
-            connected: how many supervisors are connected.
-        """
+        """Return the partitions that Spark runs again with all ranks ended, and none connected: results were lost."""
         now = time.monotonic()
         with self._lock:
             if connected or not self._complete:
@@ -177,12 +167,7 @@ class DriverRegistration:
 
 
 def send_to_all(facts: list[str], send: Send) -> None:
-    """Send all supervisors the facts of all.
-
-    Args:
-        facts: [partitions] of all supervisors.
-        send: as for `RankRegistration`.
-    """
+    """Send all supervisors the facts of all, by partition."""
     parts: list[list[str]] = [[]]
     length = 0
     for text in facts:

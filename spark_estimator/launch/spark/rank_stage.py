@@ -51,9 +51,7 @@ def make_rank_stage(
 ) -> Any:
     """Make a frame whose ``collect`` runs `task` in one Spark task for each partition of `frame`.
 
-    Args:
-        barrier: whether all tasks start together; else each starts once there is a slot for it.
-        profile: of the stage; None: the session's.
+    Without `barrier` each starts once there is a slot for it. Without `profile` the session's counts.
     """
     # Spark 3.5's frames take no profile, those of Spark 3.4 no barrier.
     more: dict[str, Any] = {} if profile is None else {"profile": profile}

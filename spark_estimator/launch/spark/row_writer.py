@@ -31,13 +31,9 @@ class Feed(Protocol):
         environment: Mapping[str, str],
         ended: Callable[[], bool],
     ) -> None:
-        """Take all rows, in a separate thread, and send them to the worker at the other end of the socket.
+        """Take all rows, in a separate thread, and send them, or an error, to the worker behind the socket.
 
-        Errors are sent to the worker on the same socket: nothing is raised here.
-
-        Args:
-            environment: the worker's variables.
-            ended: true once the rows are no longer needed; called before each batch.
+        They are no longer needed once `ended`, called before each batch, is true.
         """
         ...
 
@@ -84,11 +80,7 @@ class Feeding:
         self._thread = threading.Thread(target=work, name="spark_estimator feed", daemon=True)
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Begin to take rows.
-
-        Args:
-            environment: the worker's variables.
-        """
+        """Begin to take rows; `environment`: the worker's variables."""
         self._environment = environment
         if self._thread is not None:
             self._thread.start()
@@ -101,11 +93,7 @@ class Feeding:
 
 
 def open_worker_end() -> socket.socket:
-    """Open, in a worker, the socket through which its supervisor gives it rows. Called once.
-
-    Raises:
-        NotInitializedError: this process is not a worker that gets rows.
-    """
+    """Open a worker's socket for its rows, once. Raises NotInitializedError: this is no worker that gets rows."""
     descriptor = os.environ.pop(FEED_FD_VARIABLE, None)
     if descriptor is None:
         raise NotInitializedError

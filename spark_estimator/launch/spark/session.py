@@ -28,27 +28,19 @@ _SAYS_WHERE = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT
 
 
 def find_session(size: int) -> SparkSession:
-    """Return the session of this thread or process; where there is none, a new one in which `size` ranks can run.
+    """Return this thread's or process's session; where there is none, a new one for `size` ranks (0: one per slot).
 
-    Args:
-        size: number of ranks; 0: one per slot.
-
-    Raises:
-        NotEnoughSlotsError: there is no session, and `size` is too large for a session on this machine.
-        PreflightError: there is no session, and none can be made.
+    Raises NotEnoughSlotsError: `size` is too large for this machine; PreflightError: no session can be made.
     """
     return find_existing_session() or _make_default_session(size)
 
 
 def make_session(master: str | None, remote: str | None, settings: Mapping[str, str], size: int) -> None:
-    """Make a session, which `find_session` then finds.
+    """Make a session, which `find_session` then finds. Raises PreflightError: it can't be made.
 
     Args:
         size: number of ranks, and of the cores of a local session.
         master, remote: URLs, at most one of them; None for both: `MASTER` or `SPARK_REMOTE`, or a local session.
-
-    Raises:
-        PreflightError: it can't be made.
     """
     builder = SparkSession.builder.appName("horovodrun")
     if remote is not None:
@@ -73,11 +65,7 @@ def make_session(master: str | None, remote: str | None, settings: Mapping[str, 
 
 
 def find_existing_session() -> SparkSession | None:
-    """Return the active session, classic or Connect; None when there is none.
-
-    Raises:
-        PreflightError: it is of Spark Connect 3.4.
-    """
+    """Return the active session, if any, classic or Connect. Raises PreflightError: of Spark Connect 3.4."""
     session = _get_active(SparkSession)
     if session is not None:
         return session

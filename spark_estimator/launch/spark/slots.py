@@ -59,11 +59,7 @@ def check_connect(spark: SparkSession) -> None:
 
 
 def make_old_connect_error(server: str = "") -> PreflightError:
-    """Make the error for such a session.
-
-    Args:
-        server: words on the server, if its version is known.
-    """
+    """Make the error for such a session; `server`: words on the server, if its version is known."""
     client = sys.modules["pyspark"].__version__
     return PreflightError(
         f"this is a Spark Connect session with PySpark {client}{server}, and Spark Connect can't start ranks together "
@@ -79,14 +75,7 @@ def is_stopped(spark: SparkSession) -> bool:
 
 
 def check_session(spark: SparkSession, *, together: bool = True) -> None:
-    """Refuse sessions that cannot run a job of any size.
-
-    Args:
-        together: its ranks start together; False: each in a separate Spark job.
-
-    Raises:
-        PreflightError: the text names the setting to change.
-    """
+    """Refuse sessions that can run no job, or whose ranks can't start together. Raises PreflightError."""
     if is_stopped(spark):
         raise PreflightError("this Spark session has been stopped: use a new one.")
     check_connect(spark)
@@ -198,13 +187,9 @@ def count_all_slots(spark: SparkSession) -> int:
 
 
 def choose_default_size(spark: SparkSession) -> int:
-    """Return the number of ranks that Horovod uses by default: ``spark.default.parallelism``.
+    """Return the number of ranks that Horovod uses by default: ``spark.default.parallelism``, but no more than slots.
 
-    Where that is not set, Spark's default is all cores, so here all slots. Where it is set, to cut data into
-    several parts for each core as many do, it never means more ranks than there are slots.
-
-    Raises:
-        NotEnoughSlotsError: there is no slot, or the number cannot be found out or changes.
+    Raises NotEnoughSlotsError: there is no slot, or the number cannot be found out or changes.
     """
     _require_fixed_slots(spark)
     asked_for = int(Configuration(spark).get_number("spark.default.parallelism") or 0)

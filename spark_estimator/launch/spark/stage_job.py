@@ -319,11 +319,7 @@ class _Run:
 
 
 def make_spark_job(spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions) -> JobSpec:
-    """Make a job whose workers have the variables that this session demands.
-
-    Raises:
-        PicklingError: the function or an argument can't be pickled.
-    """
+    """Make a job whose workers have the variables that this session demands. Raises PicklingError."""
     defaults = {**choose_spool_variables(spark), **options.environment_if_unset}
     return JobSpec.build(
         function, size, replace(options, environment_if_unset=defaults), make_spark_environment(spark, options)

@@ -78,9 +78,7 @@ class StageTask:
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         """Supervise one worker and yield its result rows; none if the job does not need this task.
 
-        Raises:
-            RuntimeError: Spark has to end the job: the failure cannot be reported to the driver otherwise. The text
-                has a report.
+        Raises RuntimeError, with a report, if it cannot be reported otherwise: Spark then ends the job.
         """
         feed = self.parcels.load_feed()
         if feed is None:

@@ -181,11 +181,7 @@ class TaskReports:
 def describe_missing_slots(
     spark: SparkSession, function: str, started: int, size: int, timeout: timedelta, reports: TaskReports
 ) -> str:
-    """Return the message if Spark has not started all ranks of a job in time.
-
-    Args:
-        started: how many it has.
-    """
+    """Return the message if Spark has not started all ranks of a job in time; `started`: how many it has."""
     slots = count_slots(spark)
     count = f"has {slots.count}: {slots.arithmetic}" if slots.count is not None else slots.arithmetic
     return (
@@ -232,14 +228,7 @@ class StartMonitor:
     _runs_unseen: bool = field(default=False, init=False)
 
     def report_delay(self, seconds: float) -> None:
-        """Say once what the ranks wait for. Called now and then until all have begun.
-
-        Args:
-            seconds: since the job was submitted.
-
-        Raises:
-            StartTimeoutError: it takes too long.
-        """
+        """Say once what the ranks wait for. Called until all have begun. Raises StartTimeoutError: too long."""
         if self._runs_unseen:
             return
         late = self.timeout is not None and seconds >= self.timeout.total_seconds()

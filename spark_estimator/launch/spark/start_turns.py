@@ -20,23 +20,14 @@ _lines: dict[str, list[StartTurn]] = {}
 
 
 class StartTurn:
-    """A job's turn to start its ranks.
-
-    Args:
-        spark: the session, with whose application the job shares slots.
-        function: what the job runs, for messages.
-    """
+    """A job's turn to start its ranks in its session's application; `function`: what it runs, for messages."""
 
     def __init__(self, spark: SparkSession, function: str) -> None:
         self.function = function
         self._application = _identify_application(spark)
 
     def wait(self, is_wanted: Callable[[], bool]) -> bool:
-        """Wait until no earlier job is starting. Return False if the job was ended meanwhile.
-
-        Args:
-            is_wanted: asked now and then, whether the job is still to start.
-        """
+        """Wait until no earlier job is starting. Return False if this one was ended, by `is_wanted`, meanwhile."""
         with _changed:
             line = _lines.setdefault(self._application, [])
             line.append(self)

@@ -70,15 +70,9 @@ class TaskRelay:
                 connected.send(frames.GATHER)
 
     def gather_facts(self, own_facts: TaskFacts) -> list[TaskFacts] | None:
-        """Send the driver this supervisor's facts, and wait for those of all.
+        """Send the driver this supervisor's facts. Return those of all; None: they are to go through Spark.
 
-        Returns:
-            [partitions] facts; None when they are to be exchanged through Spark: the driver asks for it, or there is
-            no
-                driver channel.
-
-        Raises:
-            ConnectionError: the driver has the facts, but has disconnected or asks this supervisor to stop.
+        Raises ConnectionError: the driver has the facts, but has disconnected or asks this supervisor to stop.
         """
         with self._lock:
             if not self._send(frames.FACTS, facts=own_facts.to_json()):
@@ -96,10 +90,9 @@ class TaskRelay:
         return facts
 
     def report_placement(self, rank: int, pid: int) -> None:
-        """Report which rank this task's worker is.
+        """Report which rank this task's worker is, before that can run user code.
 
-        On return the driver receives it even if this process ends at once: called before the worker can run user
-        code, so that the driver can name the rank of a supervisor that vanishes.
+        On return the driver receives it even if this process ends at once.
         """
         if self._send(frames.PLACED, rank=rank, host=socket.gethostname(), pid=pid):
             assert self._channel is not None

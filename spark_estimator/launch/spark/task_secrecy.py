@@ -53,12 +53,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Parcels:
-    """What a job's task has beside its secrets.
-
-    Attributes:
-        payload: as of `JobSpec`.
-        feed: pickled; empty: there is none.
-    """
+    """What a job's task has beside its secrets. `payload`: as of `JobSpec`; `feed`: pickled; empty: there is none."""
 
     payload: Parcel
     feed: Parcel = Parcel()
@@ -73,14 +68,9 @@ class Parcels:
 
 @contextlib.contextmanager
 def pack_parcels(spark: SparkSession, job: JobSpec, feed: Feed | None = None) -> Iterator[tuple[JobSpec, Parcels]]:
-    """Separate what may be large from the rest of a job until the block ends.
+    """Yield the job without its payload, which may be large, and that apart.
 
-    Yields:
-        The job without its payload, and the parcels.
-
-    Raises:
-        PicklingError: the feed can't be pickled.
-        PreflightError: the rest is so large that Spark would write it into a file.
+    Raises PicklingError: the feed can't be pickled; PreflightError: the rest is so large that Spark would use a file.
     """
     rows = b"" if feed is None else dump_value("the rows", feed, for_tasks=True)
     rest, contents = replace(job, payload=b""), (job.payload, rows)

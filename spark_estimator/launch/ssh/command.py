@@ -67,14 +67,11 @@ class SshOptions:
         python: str | None = None,
         needed: bool = True,
     ) -> SshOptions:
-        """Return the options that a user has set, completed by the environment.
+        """Return the options that a user has set, completed by the environment. Raises ValueError: one cannot be used.
 
         Args:
             interfaces: names with commas between them.
             needed: there are other hosts, so ssh must be installed; else it is only needed if another host joins.
-
-        Raises:
-            ValueError: an option cannot be used; the text quotes it.
         """
         ssh = tuple(shlex.split(settings.ssh_command))
         if not ssh or (needed and shutil.which(ssh[0]) is None):

@@ -89,16 +89,9 @@ class HostConnection:
             return self._lost
 
     def wait_for_greeting(self, deadline: float) -> dict[str, Any]:
-        """Wait for the agent's first frame, and check that it can run this launcher's jobs.
+        """Wait for the fields of ``worker_agent.make_hello``, and check them.
 
-        Args:
-            deadline: on the monotonic clock.
-
-        Returns:
-            The fields of ``worker_agent.make_hello``.
-
-        Raises:
-            PreflightError: it cannot, or did not answer in time; the text gives the reason, without the host's name.
+        Raises PreflightError: the agent cannot run this launcher's jobs, or did not answer in time.
         """
         answer = self._wait_for_answer(deadline)
         ours = platform.python_version()
@@ -135,12 +128,9 @@ class HostConnection:
     def make_worker_handle(
         self, number: int, rank: int, relay: Relay, *, link: socket.socket | None = None
     ) -> RemoteWorkerHandle:
-        """Make the handle of a worker on that host.
+        """Make the handle of a worker on that host; `rank` -1: not known yet.
 
-        Args:
-            number: of the process, unique in the job.
-            rank: which it will be; -1 when that is not known.
-            link: as in `LocalWorkerHandle`; its data is passed to the other host and back.
+        The data of `link`, as in `LocalWorkerHandle`, is passed to the other host and back.
         """
         made = RemoteWorkerHandle(self.name, self.link, number, rank, relay, link, lambda: self.closing)
         with self._lock:

@@ -181,11 +181,7 @@ class Hosts:
             self._closed = True
 
     def _ask(self, connections: Sequence[HostConnection], question: Callable[[HostConnection], _Found]) -> list[_Found]:
-        """Ask these connections in parallel. Return their answers.
-
-        Raises:
-            PreflightError: some hosts are unavailable.
-        """
+        """Ask these connections in parallel. Return their answers. Raises PreflightError: some are unavailable."""
 
         def ask(connection: HostConnection) -> _Found | PreflightError:
             try:
@@ -246,12 +242,7 @@ class Hosts:
 
 
 class PendingWorkerHandle:
-    """A `WorkerHandle` on a host that is just being reached.
-
-    Args:
-        joined: set once it has been reached, or cannot be.
-        make: makes the handle then.
-    """
+    """A `WorkerHandle` on a host that is just being reached; `make` makes the real one, once `joined` is set."""
 
     def __init__(self, joined: Future[None], make: Callable[[], WorkerHandle]) -> None:
         self._joined = joined

@@ -71,15 +71,7 @@ def run_elastic_on_hosts(
     cooldown: Cooldown | None = None,
     watch: HostWatch | None = None,
 ) -> list[Outcome]:
-    """Run an elastic job on several hosts, as ``job_entry.run_elastic``.
-
-    Args:
-        watch: reports the hosts when they change; None: `hosts` are all that there are.
-
-    Raises:
-        PreflightError: a host is unavailable; nothing was started.
-        JobFailedError: the job could not continue.
-    """
+    """Run an elastic job on several hosts, as ``job_entry.run_elastic``; its errors, and those of `run_on_hosts`."""
     job = mark_elastic(job)
     slots = {host.name: host.slots for host in hosts}
     # A script may print a hundred hosts, of which a few are needed. Hosts that a user has listed are all checked.
@@ -116,14 +108,7 @@ def run_function_on_hosts(
     cooldown: Cooldown | None = None,
     watch: HostWatch | None = None,
 ) -> list[Any]:
-    """Call a function on several hosts, as ``local.run_local`` with all results.
-
-    Raises `PreflightError`, too, as `run_on_hosts`.
-
-    Args:
-        terms: of an elastic job; None: the first failure ends the job.
-        cooldown, watch: as in `run_elastic_on_hosts`.
-    """
+    """Call a function on several hosts, as ``local.run_local`` with all results, and errors as of `run_on_hosts`."""
     job = JobSpec.build(function, size, replace(job_options, all_results=True))
     show = job_options.show_line or print_line
     if terms is None:

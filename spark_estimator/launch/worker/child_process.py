@@ -21,11 +21,7 @@ FROZEN_INTERVAL = timedelta(seconds=1)
 
 
 def keep_standard_descriptors() -> None:
-    """Open /dev/null for each of the descriptors 0, 1 and 2 that is closed, as under ``nohup`` or a service manager.
-
-    Otherwise pipes and sockets for children would get these numbers, and a child's own 0, 1 and 2 would replace
-    them.
-    """
+    """Open /dev/null for closed ones of the descriptors 0, 1 and 2, which pipes and sockets would get otherwise."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -60,11 +56,7 @@ def list_thread_names(pid: int) -> list[str]:
 
 
 class FrozenWatch:
-    """Detects a process that stays stopped by a signal: after its last collective no rank waits for it.
-
-    Args:
-        limit: a process that is stopped for longer is frozen; zero: no process is.
-    """
+    """Detects a process that is stopped by a signal for longer than `limit`; zero: none is."""
 
     def __init__(self, limit: timedelta) -> None:
         self.limit = limit

@@ -46,11 +46,7 @@ def is_secondary(error: BaseException) -> bool:
 
 
 def format_traceback(error: BaseException, is_own: Callable[[str], bool]) -> str:
-    """Return the whole traceback, chain included.
-
-    Args:
-        is_own: whether the frames of a file are left out at the beginning.
-    """
+    """Return the whole traceback, chain included, but for the first frames of files for which `is_own` holds."""
     with suppress(Exception):
         for link in walk_chain(error):
             link.__traceback__ = _skip_own_frames(link.__traceback__, is_own)

@@ -70,11 +70,7 @@ class FrameReader:
         self._pending = bytearray()
 
     def feed(self, received: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (letter, content) of each frame that is complete.
-
-        Raises:
-            ValueError: the stream is not made of frames: other code in the worker wrote to this descriptor.
-        """
+        """Yield (letter, content) of each complete frame. Raises ValueError: other code wrote to this descriptor."""
         self._pending += received
         while len(self._pending) >= _HEADER.size:
             letter, length = _HEADER.unpack_from(self._pending)

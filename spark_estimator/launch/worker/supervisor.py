@@ -180,7 +180,7 @@ class Supervisor:
         """Have the worker's group killed; `run` then returns. Idempotent, and harmless when the worker has ended.
 
         Args:
-            reason: when or why; follows "was stopped" in messages.
+            reason: follows "was stopped" in messages.
             at_once: without the time that `gentle` would leave it.
         """
         self._requests.stop(reason, at_once=at_once)

@@ -66,11 +66,7 @@ def make_input(spec: WorkerSpec, payload: bytes) -> list[bytes]:
 
 
 def read_spec(stream: BinaryIO) -> WorkerSpec:
-    """Read the spec from stdin; the payload follows it.
-
-    Raises:
-        EOFError: the supervisor ended, or gave up the job, before it had written everything.
-    """
+    """Read the spec from stdin; the payload follows it. Raises EOFError: the supervisor ended, or gave up the job."""
     header = stream.read(_LENGTH.size)
     (length,) = _LENGTH.unpack(header) if len(header) == _LENGTH.size else (0,)
     text = stream.read(length)
@@ -116,14 +112,7 @@ def main() -> None:
 
 
 def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int:
-    """Unpickle and call the function, and send its value or its error.
-
-    Args:
-        payload: the pickle; read as it arrives, so that a large model is in memory once and not twice.
-
-    Returns:
-        The exit status of this process.
-    """
+    """Unpickle, as it arrives, and call the function; send its value or error. Return the exit status."""
     import cloudpickle
 
     from spark_estimator.collectives import rendezvous
@@ -181,11 +170,7 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
 
 
 def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
-    """Run the command in this process's group and wait: this process is the guard that dies with the launcher.
-
-    Returns:
-        The exit status of this process.
-    """
+    """Run the command in this process's group, as the guard that dies with the launcher. Return the exit status."""
     from spark_estimator import compat
     from spark_estimator.collectives.rendezvous import offer_to_command
 

@@ -28,21 +28,13 @@ class WorkerHandle(Protocol):
         """Return the worker's process on its host; 0 before `start`."""
 
     def start(self) -> PeerFacts | Outcome:
-        """Start the worker, which then waits.
+        """Start the worker, which then waits. Return where it will listen, without a rank, or how it has ended.
 
-        Returns:
-            Where it will listen, the rank in it means nothing; or how it has ended instead.
-
-        Raises:
-            OSError: it cannot be started.
+        Raises OSError: it cannot be started.
         """
 
     def run(self, rendezvous: Rendezvous) -> Outcome:
-        """Send the worker its rank and peers, and return when it, and all that it started, has ended.
-
-        Args:
-            rendezvous: without descriptors, which are added on the worker's host.
-        """
+        """Send the worker its rank and peers, and return when it, and all that it started, has ended."""
 
     def set_rank(self, rank: int) -> None:
         """Give the worker a new rank."""
@@ -114,8 +106,5 @@ class LocalWorkerHandle:
 
 
 def rename_host(facts: PeerFacts, host: str) -> PeerFacts:
-    """Return `facts` under the name by which the user calls that host; '' leaves them as they are.
-
-    Ranks are on one host when they have the same host name: a machine with two names counts as two hosts.
-    """
+    """Return `facts` with the user's name for that host, if any: a machine with two names is two hosts."""
     return replace(facts, host=host, host_id=f"{facts.host_id} as {host}") if host else facts

@@ -73,11 +73,7 @@ class WorkerReport:
         return self._expected is not None and len(self._value) == self._expected[0]
 
     def report_slow_end(self, after: timedelta, remaining: timedelta) -> None:
-        """Report that the worker's process still runs, `after` its function has returned.
-
-        Args:
-            remaining: how long it may still run before it is killed.
-        """
+        """Report that the process still runs, `after` its function has returned; it is killed after `remaining`."""
         identity, function = self._identity, self._job.function
         if self._lingering:
             waits = (
@@ -113,10 +109,7 @@ class WorkerReport:
         self._fail(self._make_failure(failures.KILLED, message, exit_code=-signal.SIGKILL))
 
     def stop_frozen(self, stopped_for: timedelta) -> None:
-        """Note that the worker is killed, as the job ends, while a signal has stopped it for `stopped_for`.
-
-        It is the cause if other ranks failed because of its silence (`failures.find_first_failure`).
-        """
+        """Note that the worker is killed, as the job ends, while stopped by a signal: the cause if others missed it."""
         message = (
             f"was stopped by a signal (SIGSTOP) and had not continued {stopped_for.total_seconds():.0f} s later, when "
             "the job ended"
@@ -124,11 +117,7 @@ class WorkerReport:
         self._fail(replace(self._make_failure(failures.KILLED, message, exit_code=-signal.SIGKILL), secondary=True))
 
     def conclude(self, exit_code: int, peak_bytes: int) -> Outcome:
-        """Return how the worker has ended.
-
-        Args:
-            exit_code, peak_bytes: as `child_process.reap` returned them.
-        """
+        """Return how the worker has ended; `exit_code` and `peak_bytes`: as `child_process.reap` returned them."""
         if self._state.state in (WorkerState.FAILED, WorkerState.STOPPED):
             assert self._failure is not None
             if self._state.state is WorkerState.STOPPED:
@@ -146,11 +135,7 @@ class WorkerReport:
         return self._make_outcome(exit_code, None)
 
     def _take(self, letter: bytes, content: bytes) -> None:
-        """Act on one frame.
-
-        Raises:
-            ValueError: a worker doesn't send such a frame, or not now.
-        """
+        """Act on one frame. Raises ValueError: a worker doesn't send such a frame, or not now."""
         if letter == result_pipe.CHUNK:
             size = 0 if self._expected is None else self._expected[0]
             if len(self._value) + len(content) > min(size, self._job.max_result_bytes):

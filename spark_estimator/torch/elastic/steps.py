@@ -214,11 +214,7 @@ def pack(parts: Sequence[bytes]) -> bytes:
 
 
 def unpack(content: bytes) -> list[bytes]:
-    """Return the parts that were passed to `pack`.
-
-    Raises:
-        ValueError: `pack` has not made it.
-    """
+    """Return the parts that were passed to `pack`. Raises ValueError: `pack` has not made it."""
     try:
         (count,) = struct.unpack_from("<q", content)
         lengths = struct.unpack_from(f"<{max(count, 0)}q", content, 8)

@@ -32,14 +32,7 @@ from spark_estimator.launch.spark.stage_job import NEW_EXECUTOR
 def run_replacing(spark: SparkSession, function: Callable[..., Any], size: int, options: JobOptions) -> list[Any]:
     """Call `function` as ``stage_job.run_on_spark`` with all results; a lost rank ends no other process.
 
-    Args:
-        function: continues after the loss of a rank, with all that are left.
-
-    Returns:
-        The values of the ranks that returned, in the order of their last ranks; there may be fewer than `size`.
-
-    Raises:
-        As ``stage_job.run_on_spark``.
+    Return the values of the ranks that returned, in the order of their last ranks; there may be fewer than `size`.
     """
     name = describe_function(function)
     limits = options.limits

@@ -41,12 +41,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Over:
-    """The task's Spark job is over.
-
-    Attributes:
-        rows: that it returned; empty after an error.
-        error: with which Spark ended it.
-    """
+    """The task's Spark job is over, with these rows, or with an error of Spark."""
 
     rows: list[ResultRow] = field(default_factory=list)
     error: BaseException | None = None
@@ -107,11 +102,7 @@ class SparkTask:
         self._needed.set()
 
     def attach(self, sock: socket.socket) -> None:
-        """Note that the task has connected.
-
-        Raises:
-            AuthenticationError: it is not expected, or has connected before.
-        """
+        """Note that the task has connected. Raises AuthenticationError: it is not expected, or has connected before."""
         with self._lock:
             if self.given_up or self._socket is not None:
                 raise AuthenticationError(f"task {self.number} is no longer needed, or has connected before")
@@ -131,11 +122,7 @@ class SparkTask:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def give_up(self, patience: timedelta = timedelta(0)) -> None:
-        """End the task, and its Spark job in any state. May block for as long as Spark takes to answer.
-
-        Args:
-            patience: how long it may take to end on its own, before Spark is asked to cancel it.
-        """
+        """End the task, after `patience`, and its Spark job. May block for as long as Spark takes to answer."""
         self.given_up = True
         self._needed.set()
         self.hang_up()
@@ -182,15 +169,7 @@ class SparkTask:
 
 
 class TaskServer:
-    """The driver's server, to which the tasks of one elastic job connect.
-
-    Args:
-        address: of this host, where the executors reach it.
-        job: gets the channel with which its tasks find this server: see the attribute.
-
-    Attributes:
-        job: `job`, with that channel.
-    """
+    """The server to which the tasks of an elastic job connect; `job` has the channel with which they find it."""
 
     def __init__(self, address: str, job: JobSpec) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -99,20 +99,9 @@ class ElasticTask:
 
 
 def pin_own_gpus(context: TaskContext | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which a worker sees the GPUs that Spark gave its task, the first as ``cuda:0``.
+    """Return the variables by which a worker sees only its task's GPUs of Spark, if any, the first as ``cuda:0``.
 
-    It sees no others. Other ranks of the host come and go, so that device `local_rank` cannot be a rank's own, as
-    it is in jobs of a fixed size.
-
-    Other ranks of the host come and go, so that device `local_rank` cannot be a rank's own, as it is in jobs of a
-    fixed size.
-
-    Args:
-        context: of the task.
-        environ: the executor's, with the job's variables.
-
-    Returns:
-        Empty where Spark gave none: the worker sees what its executor sees.
+    Other ranks of the host come and go, so that device `local_rank` cannot be a rank's own, as in jobs of a fixed size.
     """
     gpus = None if context is None else context.resources().get("gpu")
     if gpus is None or not gpus.addresses:

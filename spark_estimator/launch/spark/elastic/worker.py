@@ -190,11 +190,7 @@ class SparkJobs:
 class SparkWorkerHandle:
     """A `WorkerHandle` in a separate Spark job of one task; to be made in the thread that has called for the job.
 
-    Args:
-        jobs: that it belongs to.
-        number: of the process, unique in the job.
-        rank: which it will be; -1 when that is not known.
-        relay, link: as in `LocalWorkerHandle`.
+    The arguments are those of `RemoteWorkerHandle`.
     """
 
     def __init__(self, jobs: SparkJobs, number: int, rank: int, relay: Relay, link: socket.socket) -> None:
@@ -334,11 +330,7 @@ class SparkWorkerHandle:
 
 
 def _read_host_name(talk: Iterator[tuple[bytes, bytes]]) -> str:
-    """Return the host name in an agent's hello frame.
-
-    Raises:
-        ValueError, KeyError, StopIteration, OSError: the agent sent no valid hello frame.
-    """
+    """Return the host name in an agent's first frame, or raise ValueError, KeyError, StopIteration, OSError."""
     letter, content = next(talk)
     if letter != frames.HELLO:
         raise ValueError(f"a frame before the hello: {letter!r}")
