@@ -68,9 +68,7 @@ class Agreement:
             )
 
     def exchange(self, stated: Mapping[str, Any], timeout: timedelta | None = None) -> dict[int, dict[str, Any]]:
-        """Return the statement of every rank of the job, by rank. If an exchange was given up, the same call resumes
-        it.
-        """
+        """Return every rank's statement, by rank. If an exchange was given up, the same call resumes it."""
         if self._unanswered is None:
             self._unanswered = stated, submit_bytes(self._job, _EXCHANGE, json.dumps(stated).encode())
         before, handle = self._unanswered

@@ -32,11 +32,9 @@ def check_identical(
     """Return when every rank has called it with the same lines. Collective, except for ranks that have joined.
 
     Args:
-        lines: what this rank is about to do, for the error message.
         name: of the request that compares digests, an allreduce of 65 numbers.
         subject: what the lines describe, for the error.
         detail_name: of the request that carries the lines when the digests differ.
-        process_set: whose ranks take part; None: all.
 
     Raises:
         MismatchError: on all ranks, naming the first line in which a rank differs from the first; where a rank has

@@ -23,15 +23,9 @@ def count_available_cores() -> int:
 
 
 def decide_settings(settings: Settings, topology: Topology, cores: int) -> dict[str, Decision]:
-    """Return the settings that depend on the machine and the job; a value from the environment takes precedence.
+    """Return by field the settings that depend on the machine and the job, unless the environment has them.
 
-    Args:
-        settings: of this process.
-        topology: its place in the job, or in a process set.
-        cores: that the ranks of this host share.
-
-    Returns:
-        By field of `Settings`, in the engine's own terms.
+    The `cores` are those that the ranks of this host share.
     """
     return {
         "spin_microseconds": _decide_spin(settings.spin_microseconds, topology, cores),

@@ -133,10 +133,7 @@ class Engine:
     def run(self, request: Request, number: c_int64) -> None:
         """Submit and wait for one slice of time. Raise the error of a failed request.
 
-        Args:
-            request: as in `submit`.
-            number: 0; stays so when all is done, else becomes the number of the request, which has a result, or has to
-                be waited for.
+        `number` stays 0 when all is done; else it becomes the number of the request, which has a result or still runs.
         """
         status = self._library.se_run(
             self.native.require_pointer(), ctypes.byref(request), WAIT_SLICE_SECONDS, ctypes.byref(number)
@@ -165,13 +162,7 @@ class Engine:
     def take_result(self, number: int, tensor: int) -> tuple[int, int, tuple[int, ...]]:
         """Take what an allgather or alltoall made of one of its tensors out of its handle.
 
-        Args:
-            number: of a request that is done well.
-            tensor: which of its tensors.
-
-        Returns:
-            (address, bytes, rows): memory to be freed by ``se_free`` (address 0 when there is none), and the first
-            dimension that each rank gave.
+        Return (address, bytes, rows): memory to be freed by ``se_free``, if any, and the first dimension of each rank.
         """
         pointer = self.native.require_pointer()
         result = Result()
@@ -240,11 +231,9 @@ class Engine:
         return {name: self.read_counter(name) for name in names.decode().split()}
 
     def describe(self, what: str) -> str:
-        """Return the engine's description of its state.
+        """Return the engine's ``"flight_recorder"`` (its last ops), ``"algorithms"``, ``"gpu"`` or ``"running"``.
 
-        Args:
-            what: ``"flight_recorder"`` (its last ops), ``"algorithms"``, ``"gpu"``, or ``"running"`` (the collective
-                that runs and the ranks that it waits for; empty when none waits).
+        The last is the collective that runs and the ranks that it waits for; empty when none waits.
         """
         capacity = 1 << 16
         while True:
@@ -281,13 +270,9 @@ class Engine:
         _native.check(self._library.se_timeline_stop(self.native.require_pointer()))
 
     def await_question(self, seconds: float) -> int | None:
-        """Blocks up to `seconds` for another rank's question what this process is doing.
+        """Return the number of another rank's question, within `seconds`; None: there was none.
 
-        Returns:
-            The question's number, for `answer`; None when there was none.
-
-        Raises:
-            ShutDownError: there will be no more questions.
+        Raises ShutDownError: there will be no more.
         """
         question = c_int64()
         status = self._library.se_await_question(self.native.require_pointer(), seconds, ctypes.byref(question))
@@ -302,13 +287,9 @@ class Engine:
     # --- data connections on first use -------------------------------------------------------------------------------
 
     def await_wanted_peer(self, seconds: float) -> int | None:
-        """Blocks up to `seconds` for a higher rank with which the engine needs its data connections now.
+        """Return the higher rank with which the engine needs data connections now, within `seconds`, if any.
 
-        Returns:
-            The rank's number in the group, for `connect_peer` or `refuse_peer`; None when there was none.
-
-        Raises:
-            ShutDownError: there will be no more.
+        Raises ShutDownError: there will be no more.
         """
         rank = c_int32()
         status = self._library.se_await_wanted_peer(self.native.require_pointer(), seconds, ctypes.byref(rank))
@@ -329,12 +310,7 @@ class Engine:
     def order_ring(self, ranks: Sequence[int], halves: bool = False) -> None:
         """Set the order in which rings pass through the ranks. All ranks call it at the same point.
 
-        Args:
-            ranks: each rank of the group once, by its number there.
-            halves: whether long allreduces of 16-bit floats go round the ring, too.
-
-        Raises:
-            ValueError: they are other ranks, or this rank has requests in progress.
+        With `halves` long allreduces of 16-bit floats follow it, too. Raises ValueError: wrong ranks, or open requests.
         """
         if len(ranks) != self.size:
             raise ValueError(f"the order of a ring of {self.size} ranks has each of them once, not {len(ranks)} ranks")

@@ -75,21 +75,14 @@ def find_gpu_libraries(settings: Settings, maps: Path = Path("/proc/self/maps"))
 
 
 def find_libraries_for_engine(settings: Settings) -> GpuLibraries:
-    """Call `find_gpu_libraries`, unless this machine has no NVIDIA driver, or the settings exclude GPUs.
-
-    The user's own paths are kept in any case: a named library must be opened, or the reason reported.
-    """
+    """Call `find_gpu_libraries`, for the user's own paths only where there is no driver, or no GPU is wanted."""
     if settings.gpu_operations != "copy" and any(map(os.path.exists, _TRACES_OF_A_DRIVER)):
         return find_gpu_libraries(settings)
     return GpuLibraries(settings.cuda_library, settings.nccl_library)
 
 
 def probe_cuda(path: str) -> CudaFacts:
-    """Open the CUDA runtime at `path` and asks it; what is wrong with it is among the facts.
-
-    Raises:
-        NativeLibraryError: the engine, which does it, cannot be loaded.
-    """
+    """Ask the CUDA runtime at `path`; its troubles are among the facts. Raises NativeLibraryError: no engine."""
     runtime, driver, devices = c_int32(), c_int32(), c_int32()
     library = _native.library()
     status = library.se_cuda_probe(path.encode(), byref(runtime), byref(driver), byref(devices))
@@ -104,15 +97,7 @@ def probe_nccl(path: str) -> NcclFacts:
 
 
 def find_unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
-    """Return the pairs of GPUs without direct access to each other's memory.
-
-    Args:
-        path: of the CUDA runtime.
-        devices: that this process sees.
-
-    Raises:
-        NativeLibraryError: as for `probe_cuda`.
-    """
+    """Return the pairs of GPUs without direct access to each other's memory. Raises NativeLibraryError."""
     reaches = c_int32()
     return [
         (device, peer)
@@ -123,10 +108,9 @@ def find_unreachable_peers(path: str, devices: int) -> list[tuple[int, int]]:
 
 @functools.cache
 def find_nccl_version() -> int:
-    """Return the version of the NCCL that would send GPU tensors, as 22703 for 2.27.3; 0: none, or there is no GPU.
+    """Return the version of the NCCL that would send GPU tensors, as 22703 for 2.27.3; 0: none. Never raises.
 
-    Nothing is asked of the driver, so that a process that forks afterwards may use CUDA in its children. Never
-    raises.
+    Nothing is asked of the driver, so that a process that forks afterwards may use CUDA in its children.
     """
     settings = _read_settings()
     if settings is None or settings.gpu_operations in ("copy", "staged") or not _may_have_gpus(settings):
@@ -183,12 +167,7 @@ _NOT_BY_NCCL = "Adasum, int16, averages and factors of integers"
 
 
 def describe_gpu_paths(operations: str, nccl: NcclFacts) -> str:
-    """Describe how GPU tensors are sent in jobs of each kind.
-
-    Args:
-        operations: of the settings, not ``copy``.
-        nccl: what was found.
-    """
+    """Describe how GPU tensors are sent in jobs of each kind, unless ``operations`` is ``copy``."""
     staged = "through pinned host memory"
     by_nccl = f"by NCCL {format_nccl_version(nccl.version)} (but {_NOT_BY_NCCL}: {staged})"
     return {

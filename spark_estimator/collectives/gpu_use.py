@@ -41,12 +41,9 @@ class GpuUse:
         return self.device == device
 
     def hold(self, keep: object, error: BaseException) -> None:
-        """Keep the tensors of a failed request as long as the engine: the GPU may still use them.
+        """Keep the owners of a failed request's memory as long as the engine: the GPU may still use it.
 
-        Args:
-            keep: owners of their memory.
-            error: how it failed. A request that was refused, or that the ranks did not agree on, has not reached the
-                GPU.
+        A request that was refused, or that the ranks did not agree on, has not reached the GPU.
         """
         failed = isinstance(error, (HorovodInternalError, MemoryError))
         if failed and not isinstance(error, (MismatchError, DuplicateNameError)):

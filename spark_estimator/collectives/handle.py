@@ -80,9 +80,7 @@ class Handle:
         self._pending = engine.pending[number] = Pending(op, name, time.monotonic())
 
     def done(self) -> bool:
-        """Return whether the collective has ended, well or not. Does not block, and raises for a failure only in
-        `wait`.
-        """
+        """Return whether the collective has ended, well or not. Does not block; only `wait` raises its failure."""
         if self._status is None:
             self._settle(self._engine.poll(self._number))
         return self._status is not None
@@ -125,11 +123,7 @@ class Handle:
             raise _native.make_error(self._status, self._message)
 
     def gathered(self, tensor: int = 0) -> Gathered:
-        """Wait for an allgather or alltoall and return its result, the same object each time. Raise as `wait` does.
-
-        Args:
-            tensor: which of the request's tensors.
-        """
+        """Wait for an allgather or alltoall; return a tensor's result, the same object each time. Raise as `wait`."""
         self._check_gathering()
         if self._stream is not None:
             raise TypeError(f"{self._op.name.lower()} {self.name!r} has its result on a GPU: use rows() and collect().")
@@ -137,12 +131,9 @@ class Handle:
         return self._gathered[tensor]
 
     def await_on(self, stream: int) -> None:
-        """Wait as `wait` does; what is enqueued on `stream` from then on finds the outputs on the GPU written.
+        """Wait as `wait` does; what is enqueued on `stream`, by its address, from then on finds the outputs written.
 
-        To be called once, or again with the same stream: the tensors are released. Raises as `wait` does.
-
-        Args:
-            stream: address of a CUDA stream of the GPU that the tensors are on; 0 is CUDA's default stream.
+        To be called once, or again with the same stream: the tensors are released.
         """
         if self._stream is None:
             raise TypeError(f"{self._op.name.lower()} {self.name!r} has its tensors in host memory: use wait().")
@@ -161,14 +152,7 @@ class Handle:
                 )
 
     def rows(self, tensor: int = 0) -> tuple[int, ...]:
-        """Wait for an allgather or alltoall on a GPU; return [size] the first dimension that each rank gave to this
-        one.
-
-        Raises as `wait` does.
-
-        Args:
-            tensor: which of the request's tensors.
-        """
+        """Wait for an allgather or alltoall on a GPU; return [size] the first dimensions that the ranks gave."""
         self._check_gathering()
         if self._stream is None:
             raise TypeError(f"{self._op.name.lower()} {self.name!r} has its result in host memory: use gathered().")

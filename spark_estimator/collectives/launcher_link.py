@@ -123,12 +123,7 @@ class FrameSocket:
                 view = view[self._sock.send(view, socket.MSG_DONTWAIT) :]
 
     def receive(self, *, wait: bool) -> dict[str, Any] | None:
-        """Return the next frame; None if there is none yet and `wait` is False.
-
-        Raises:
-            EOFError: the other end has closed the link.
-            ValueError: the data is not a frame.
-        """
+        """Return the next frame, if any. Raises EOFError: the link was closed; ValueError: it is no frame."""
         while True:
             if (message := take(self._pending)) is not None:
                 return message
@@ -170,11 +165,7 @@ class LauncherLink:
         self._over = False
 
     def take_announcement(self) -> bool:
-        """Return whether the launcher has announced, since the last call, that the job's ranks are about to change.
-
-        Raises:
-            JobFailedError: the launcher has ended.
-        """
+        """Return whether the launcher has announced new ranks since the last call. Raises JobFailedError: it ended."""
         self._read_frames()
         updates, self._updates = self._updates, 0
         return updates > 0
@@ -200,11 +191,7 @@ class LauncherLink:
     def await_next_round(self, former: Rendezvous) -> Rendezvous:
         """Wait until the launcher has gathered the ranks of the next round. ``init()`` then joins that one.
 
-        Args:
-            former: the rendezvous of this process's last round, or the one with which it was started to wait.
-
-        Raises:
-            JobFailedError: the launcher has ended.
+        Raises JobFailedError: the launcher has ended.
         """
         own_facts = former.peers[former.rank]
         endpoint = None if former.awaited else Endpoint.open(own_facts.address)

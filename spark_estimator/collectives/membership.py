@@ -109,13 +109,9 @@ class EngineStarter:
         return engine
 
     def order_rings(self, job: Engine) -> None:
-        """Set how rings pass through the ranks of the job, and of groups that start later. All ranks call it.
+        """Set how rings pass through the ranks of the job, which are idle, and of later groups. All ranks call it.
 
-        Args:
-            job: the engine of all ranks, which has no request in progress.
-
-        Raises:
-            HorovodInternalError: another rank was lost meanwhile, or has left.
+        Raises HorovodInternalError: another rank was lost meanwhile, or has left.
         """
         if self._connector is None:
             return
@@ -144,11 +140,7 @@ class EngineStarter:
         )
 
     def _describe_waits(self, asked: Engine) -> str:
-        """Return the report of a rank that others wait for, sent to them and written to its own log.
-
-        Args:
-            asked: the engine whose coordinator has asked.
-        """
+        """Return the report of a rank that others wait for, sent to them and written to its own log."""
         waits = pending.describe_requests(self._list_engines(), time.monotonic())
         if asked.rank != 0:  # the coordinator's own answer is printed where it is
             _log.warning("other ranks are waiting for rank %d, this rank. %s", asked.global_rank, waits)
@@ -202,9 +194,7 @@ class Membership:
     def start_timeline(self, path: str, mark_cycles: bool) -> None:
         """Has all engines write their timelines, also those of later process sets. All do, or none.
 
-        Raises:
-            ValueError: the path is empty, or a timeline is being written already.
-            HorovodInternalError: a file cannot be written.
+        Raises ValueError: no path, or a timeline is being written; HorovodInternalError: a file cannot be written.
         """
         started: list[Engine] = []
         try:

@@ -158,11 +158,7 @@ def barrier(process_set: ProcessSet | None = None) -> None:
 def join() -> int:
     """Announces that this rank has no more data: it takes part with zeros in others' allreduces until all have joined.
 
-    Returns:
-        The rank that joined last.
-
-    Raises:
-        As `run` does.
+    Return the rank that joined last.
     """
     handle = run(Op.JOIN, kind_of_unnamed("join"), (), repeats=False, unnamed=True)
     assert handle is not None

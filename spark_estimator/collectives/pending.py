@@ -47,13 +47,9 @@ class DetachedRequests:
         self._releasing = threading.Lock()
 
     def add(self, number: int, keep: object, stream: int | None) -> None:
-        """Add a request.
+        """Add a request, with the owners of its memory.
 
-        Args:
-            number: of the request.
-            keep: owners of its memory.
-            stream: of a GPU request, where its tensors were written: it waits for what the GPU does with them before
-                they are released.
+        A GPU request waits for what the GPU does with its tensors on `stream` before they are released.
         """
         self._requests.append((number, keep, stream))
 
@@ -85,12 +81,7 @@ class DetachedRequests:
 
 
 def describe_requests(engines: Iterable[Engine], now: float) -> str:
-    """Describe the collectives that this rank has submitted and that are not done, the oldest first.
-
-    Args:
-        engines: of this rank, of all groups that it is in.
-        now: on the monotonic clock, in seconds.
-    """
+    """Describe the collectives of all groups that this rank has submitted and that are not done, the oldest first."""
     waiting: list[tuple[float, str]] = []
     submitted: list[tuple[float, str]] = []
     for engine in engines:
@@ -115,11 +106,7 @@ def describe_requests(engines: Iterable[Engine], now: float) -> str:
 
 
 def find_longest_wait(engines: Iterable[Engine], now: float) -> tuple[float, str]:
-    """Return how many seconds this rank has waited for others by now, and in which collective; (0, '') for none.
-
-    Args:
-        engines, now: as in `describe_requests`.
-    """
+    """Return for how many seconds, and in which collective, this rank waits for others; (0, '') for none."""
     waits = [
         (now - request.since, f"{request.op.name.lower()} {request.name!r}")
         for engine in engines

@@ -73,9 +73,7 @@ class ProcessSet:
         return self.ranks.index(self._global_rank)
 
     def included(self) -> bool:
-        """Return whether this process is in the set, also before it is registered. Raises ValueError before
-        ``init()``.
-        """
+        """Return whether this process is in the set, registered or not. Raises ValueError before ``init()``."""
         if self._is_registered():
             return self._global_rank in self.ranks
         return global_process_set.rank() in self.ranks
@@ -158,9 +156,7 @@ class ProcessSets:
     def start(self, static: Sequence[ProcessSet]) -> None:
         """Register the sets that were passed to ``init()``. All ranks call it, also those that passed none.
 
-        Raises:
-            ValueError: on all ranks: a set is invalid, or exists already.
-            MismatchError: on all ranks: the ranks passed different sets.
+        Raises ValueError, MismatchError: on all ranks: a set is invalid, or not passed by all.
         """
         problem = next(filter(None, map(self._find_problem, static)), "")
         wish = {"init": [process_set.ranks for process_set in static]}
@@ -172,13 +168,7 @@ class ProcessSets:
             self._register(process_set)
 
     def add(self, process_set: ProcessSet) -> None:
-        """Register a set. All ranks of the job call it, with the same ranks.
-
-        Raises:
-            ValueError: on all ranks: sets may not change, the set is invalid, or exists already.
-            MismatchError: on all ranks: they gave different ranks.
-            HorovodInternalError: on all ranks: its ranks could not connect, or one has no file descriptors left.
-        """
+        """Register a set. All ranks of the job call it. Raises as ``context.add_process_set``."""
         with self._changing:
             problem = self._find_prohibition() or self._find_problem(process_set)
             self._agreement.reach({"add": process_set.ranks}, problem, self._find_shortage([process_set]))
@@ -230,16 +220,7 @@ class ProcessSets:
             engine.shutdown()
 
     def remove(self, process_set: ProcessSet) -> bool:
-        """End a set. All ranks of the job call it. Requests of the set that are pending fail with ShutDownError.
-
-        Returns:
-            False when it is the set of all ranks, or not registered.
-
-        Raises:
-            ValueError: on all ranks: sets may not change.
-            MismatchError: on all ranks: they gave different sets.
-            TypeError: on this rank: it is no process set.
-        """
+        """End a set. All ranks of the job call it. Return and raise as ``context.remove_process_set``."""
         if not isinstance(process_set, ProcessSet):
             raise TypeError(
                 f"remove_process_set takes the ProcessSet that add_process_set returned, not {process_set!r}."
@@ -259,12 +240,7 @@ class ProcessSets:
             return True
 
     def engine(self, process_set: ProcessSet) -> Engine:
-        """Return the engine of a set.
-
-        Raises:
-            TypeError: it is no process set.
-            ValueError: it is not registered, or this rank is not in it.
-        """
+        """Return the engine of a set. Raises TypeError: it is none; ValueError: it is not usable by this rank."""
         try:
             number = process_set.process_set_id
         except AttributeError:
@@ -336,7 +312,7 @@ class ProcessSets:
         return ""
 
     def _find_shortage(self, process_sets: Sequence[ProcessSet]) -> str:
-        """Return what this process lacks to connect with ranks of new sets, checked before other ranks wait for it."""
+        """Return what this process lacks to connect with the ranks of new sets, before other ranks wait for it."""
         own_sets = [process_set for process_set in process_sets if self._job.global_rank in process_set.ranks]
         return descriptors.find_shortage(sum(self._needed_descriptors(process_set.ranks) for process_set in own_sets))
 

@@ -26,12 +26,9 @@ def describe_op(op: object) -> str:
 
 
 def make_request_name(kind: str, name: str | None) -> tuple[str, bool]:
-    """Return the name that matches the ranks' requests, and whether it is the kind of requests without a name.
+    """Return the name that matches the ranks' requests, one for each kind, and whether it is that of unnamed ones.
 
-    A user may use one name for several kinds at the same time.
-
-    Raises:
-        TypeError: the name is not a string.
+    Raises TypeError: the name is not a string.
     """
     if name is None:
         return ops.kind_of_unnamed(kind), True
@@ -41,12 +38,7 @@ def make_request_name(kind: str, name: str | None) -> tuple[str, bool]:
 
 
 def check_adasum(op: ReduceOp, size: int, kind: str) -> None:
-    """Refuses what Adasum cannot do, as Horovod does. Raises NotImplementedError: their number is no power of two.
-
-    Args:
-        size: ranks that take part.
-        kind: of the call, for the text.
-    """
+    """Refuse what Adasum cannot do, as Horovod does. Raises NotImplementedError: `size` is no power of two."""
     if op is ReduceOp.ADASUM and size & (size - 1):
         raise NotImplementedError(
             f"{describe_call(kind)}: op=hvd.Adasum needs a power of two of ranks, but there are {size}; use "

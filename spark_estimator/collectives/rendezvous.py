@@ -86,10 +86,7 @@ class Topology:
 
     @classmethod
     def of(cls, host_ids: Sequence[str], rank: int) -> Topology:
-        """Return the topology of `rank` among ranks 0 ... len(host_ids) - 1, of which rank i is on host `host_ids[i]`.
-
-        Hosts are ordered by their lowest rank.
-        """
+        """Return the topology of `rank` among ranks 0, 1 ..., of which rank i is on host `host_ids[i]`."""
         if not 0 <= rank < len(host_ids):
             raise ValueError(f"rank {rank} is not one of the {len(host_ids)} ranks.")
         ranks_of: dict[str, list[int]] = {}
@@ -198,15 +195,9 @@ class Endpoint:
 
     @classmethod
     def open(cls, address: str) -> Endpoint:
-        """Listen at an ephemeral port of `address`, and at an abstract Unix socket with a random name.
+        """Listen at an ephemeral port of `address`, not a wildcard, and at an abstract Unix socket with a random name.
 
-        Args:
-            address: an IPv4 or IPv6 address, or a name that resolves to one; not a wildcard: a rank listens only at
-                the address that its peers receive.
-
-        Raises:
-            ValueError: the address is a wildcard.
-            OSError: it is not an address of this host, or nothing can be bound there.
+        Raises ValueError: the address is a wildcard; OSError: nothing can be bound there.
         """
         if not address:
             raise ValueError("no address to listen at.")
@@ -272,13 +263,7 @@ def host_id() -> str:
 def make_local_rendezvous(
     n: int, address: str = "127.0.0.1", *, encrypted: bool = False
 ) -> list[tuple[Rendezvous, Endpoint]]:
-    """Make a new job of `n` ranks on this host: for each rank its process's rendezvous, and the sockets to inherit.
-
-    Args:
-        n: number of ranks, at least 1.
-        address: of this host; where all ranks listen.
-        encrypted: whether the ranks encrypt their TCP connections.
-    """
+    """Make a new job of `n` ranks at one address of this host: each rank's rendezvous, and the sockets to inherit."""
     if n < 1:
         raise ValueError(f"a job has at least one rank, not {n}.")
     endpoints: list[Endpoint] = []
@@ -334,17 +319,9 @@ def set_current(rendezvous: Rendezvous | None) -> None:
 
 
 def find_current(rendezvous_fd: int | None = None) -> Rendezvous | None:
-    """Return this process's rendezvous: the one passed to `set_current`, else the one that the launcher wrote to
-    `rendezvous_fd`.
+    """Return the rendezvous of `set_current`, else the one that the launcher wrote to this descriptor, read once.
 
-    Args:
-        rendezvous_fd: ``Settings.rendezvous_fd``. It is read once and closed.
-
-    Returns:
-        None if there is neither: the process is a job of one rank.
-
-    Raises:
-        ValueError: the descriptor is not the launcher's, so this process is not the one that the launcher started.
+    None: this process is a job of one rank. Raises ValueError: the descriptor is not the launcher's.
     """
     global _current
     if _current is None and rendezvous_fd is not None:
@@ -355,9 +332,7 @@ def find_current(rendezvous_fd: int | None = None) -> Rendezvous | None:
 def offer_to_command(rendezvous: Rendezvous) -> tuple[int, Mapping[str, str]]:
     """Make `rendezvous` readable for a command that is about to be started and whose stdin is its own.
 
-    Returns:
-        (fd, variables): an anonymous file to be inherited (``pass_fds``, beside the sockets) and then closed here, and
-        the environment variable with its number. The variable holds no secret.
+    Return an anonymous file to be inherited (``pass_fds``) and then closed here, and the variable with its number.
     """
     fd = os.memfd_create(_MEMFD_NAME, os.MFD_CLOEXEC)
     os.write(fd, rendezvous.to_json().encode())

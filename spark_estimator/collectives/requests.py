@@ -123,15 +123,7 @@ def run(
 def gather_bytes(
     engine: Engine, name: str, payload: bytes, *, unnamed: bool = False, timeout: timedelta | None = None
 ) -> list[memoryview]:
-    """Return the bytes of each rank of the group, on every rank. All call it. Raises as `run` does.
-
-    Args:
-        engine: of the group.
-        name: matches the calls, or is their kind.
-        payload: of this rank, of any length.
-        unnamed: see `Call`.
-        timeout: for the wait; None: none.
-    """
+    """Return each rank's bytes, on every rank of the group. All call it. Raises as `run`; `unnamed`: see `Call`."""
     call = Call(Op.ALLGATHER, name, unnamed=unnamed)
     handle = run(engine, call, *_to_tensor(payload), repeats=False, timeout=timeout)
     assert handle is not None
@@ -231,11 +223,7 @@ class Plan:
             raise
 
     def run(self, inputs: Addresses, outputs: Addresses, keep: object, stream: int = 0) -> Handle | None:
-        """Submit it and wait for a moment. Raise as the function `run` does.
-
-        Returns: None if it is done: the result is in its outputs, and on a GPU the stream waits for it. Else a handle
-        to wait for.
-        """
+        """Submit it and wait for a moment; return a handle if it takes longer. Raise as the function `run` does."""
         engine = self._prepare(inputs, outputs)
         try:
             inputs_at, outputs_at, number_at = self._places

@@ -75,11 +75,7 @@ class Ring(NamedTuple):
 
 
 def plan_pair_rounds(hosts: int) -> list[list[Pair]]:
-    """Return all pairs of hosts, in rounds in which each host is in one pair at most; each pair is in one round.
-
-    The order is that of the circle method for tournaments: host 0 keeps its place, and the others move on by one
-    place a round.
-    """
+    """Return all pairs of hosts, in rounds in which each host is in one pair at most, by the circle method."""
     slots = hosts + hosts % 2  # an odd number of hosts has one more place, whose partner pauses
     rounds = []
     for turn in range(slots - 1):
@@ -90,18 +86,11 @@ def plan_pair_rounds(hosts: int) -> list[list[Pair]]:
 
 
 def agree_on_ring(job: Engine, peers: Sequence[PeerFacts], settings: Settings) -> Ring | None:
-    """Set how rings pass through the ranks of a job, as rank 0's settings ask. All ranks call it.
+    """Set how rings pass through the ranks of an idle job, as rank 0's settings ask. All ranks call it.
 
-    Args:
-        job: the engine of all ranks, which has no request in progress.
-        peers: [size] the facts of each rank.
-        settings: of this rank.
+    Return that ring, a host's ranks side by side; None: the order of the ranks, as every engine has at first.
 
-    Returns:
-        That ring, the ranks of a host side by side; None: it has the order of the ranks, as every engine at first.
-
-    Raises:
-        HorovodInternalError: another rank was lost meanwhile, or has left.
+    Raises HorovodInternalError: another rank was lost meanwhile, or has left.
     """
     ranks_of: dict[str, list[int]] = {}
     for rank, peer in enumerate(peers):
@@ -156,15 +145,9 @@ def _find_obstacle(job: Engine, leaders: Sequence[int], settings: Settings, *, c
 
 
 def _choose_faster(job: Engine, first: Ring, second: Ring, slowest: float) -> tuple[Ring, float]:
-    """Return the first of two rings, unless an allreduce in the second one is clearly faster. All ranks call it.
+    """Return the first of two rings, unless an allreduce in the second is clearly faster, and the ratio of their times.
 
-    It is one of float32, or of 16-bit floats if that is what the second one adds.
-
-    Args:
-        slowest: seconds that the slowest pair of hosts takes for a byte.
-
-    Returns:
-        That ring, and the time in the second one divided by that in the first.
+    All ranks call it. It is of float32, or of 16-bit floats if the second ring adds these.
     """
     count = min(_MOST_RING_BYTES, max(job.size * _RING_BYTES_PER_RANK, int(_RING_SECONDS / 2 / slowest)))
     calls = _CALLS if 2 * count * slowest < _LONG_SECONDS else 1
@@ -185,12 +168,7 @@ def _choose_faster(job: Engine, first: Ring, second: Ring, slowest: float) -> tu
 
 
 def measure_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
-    """Measures how long each pair of hosts takes for a byte, in seconds; the same on all ranks, which all call it.
-
-    Args:
-        job: the engine of all ranks.
-        leaders: the first rank of each host.
-    """
+    """Measure how long each pair of hosts takes for a byte, in seconds; the same on all ranks, which all call it."""
     own_host = leaders.index(job.rank) if job.rank in leaders else -1
     measured = {}
     for pairs in plan_pair_rounds(len(leaders)):
@@ -210,10 +188,7 @@ def measure_costs(job: Engine, leaders: Sequence[int]) -> dict[Pair, float]:
 
 
 def _exchange(job: Engine, partner: int | None, count: int) -> float:
-    """Send `count` bytes to a rank while it sends some to this one, if there is a partner. A collective.
-
-    Returns: seconds a byte, of the longer direction.
-    """
+    """Exchange `count` bytes with the partner, if any; return the slower direction's seconds a byte. Collective."""
     splits = tuple(count if rank == partner else 0 for rank in range(job.size))
     source = ctypes.create_string_buffer(sum(splits) or 1)
     tensor = Tensor(ctypes.addressof(source), 0, DType.UINT8, (sum(splits),))
@@ -226,14 +201,10 @@ def _exchange(job: Engine, partner: int | None, count: int) -> float:
 
 
 def find_order(costs: Mapping[Pair, float], hosts: int) -> list[int]:
-    """Return a short tour of all hosts; 0, 1, 2... if no other tour that is found saves a tenth.
+    """Return a short tour of all hosts, by costs of pairs; 0, 1, 2... if none that is found saves a tenth. Pure.
 
     From a greedy tour, and from the hosts' own order, parts are reversed as long as that saves something (2-opt:
-    Croes, "A method for solving traveling-salesman problems", 1958). A pure function.
-
-    Args:
-        costs: of each pair of hosts, the lower one first.
-        hosts: how many there are.
+    Croes, "A method for solving traveling-salesman problems", 1958).
     """
     natural = list(range(hosts))
     if hosts < LEAST_HOSTS:

@@ -20,11 +20,7 @@ _log = get_logger(__name__)
 
 
 def choose_ring_target(rank: int, size: int, host_ranks: int) -> int:
-    """Return the rank that keeps what `rank` alone has: one on the next host, where all hosts have as many ranks.
-
-    Args:
-        host_ranks: the most ranks of a host; the same on all ranks.
-    """
+    """Return the rank that keeps what `rank` alone has: one on the next host, where all hosts have as many ranks."""
     shift = host_ranks if host_ranks < size else 1
     return (rank + shift) % size
 
@@ -37,11 +33,7 @@ def select_smallest(sizes: Sequence[int], most_bytes: int) -> set[int]:
 
 
 def ranks_stay(facts: Sequence[Facts]) -> bool:
-    """Return whether a new round has as many ranks as the one before, and new processes only replace lost ones.
-
-    Args:
-        facts: [ranks] of the new round.
-    """
+    """Return whether a new round has as many ranks as before, and new processes only replace lost ones."""
     former_sizes = {each.size for each in facts if each.rank >= 0}
     return former_sizes == {len(facts)} and all(each.rank in (-1, new) for new, each in enumerate(facts))
 
@@ -59,12 +51,9 @@ class PeerCopies:
         self._copies: dict[tuple[int, int], bytes] = {}  # by source and step
 
     def agree(self, content: bytes, committed: int) -> None:
-        """Send what only this rank has after the step that follows `committed`, and wait for the agreement.
+        """Send what only this rank has after the step after `committed`, and wait for the agreement. A collective.
 
-        A collective.
-
-        Raises:
-            HorovodInternalError: a rank was lost, so that this one has no agreement.
+        Raises HorovodInternalError: a rank was lost, so that this one has no agreement.
         """
         if self.size <= 1:
             return
@@ -78,13 +67,7 @@ class PeerCopies:
         self._copies = {(source, step): value for (source, _), value in of_last.items()}
 
     def recover(self, facts: Sequence[Facts], at: Resumption) -> bytes | None:
-        """Return, on a process that replaces a lost one, what only that had; None on others. A collective.
-
-        A warning reports that the copy was lost, too.
-
-        Args:
-            facts: [ranks] of the new round.
-        """
+        """Return, on a process that replaces a lost one, what only that had, or warn. None on others. A collective."""
         rank = context.rank()
         missing = [new for new, each in enumerate(facts) if each.rank < 0] if ranks_stay(facts) else []
         if not missing or at.from_full:
@@ -103,13 +86,7 @@ class PeerCopies:
         return copies.get(rank)
 
     def inherit(self, facts: Sequence[Facts], at: Resumption) -> list[bytes]:
-        """Return what lost ranks without a replacement alone had, as far as this rank keeps copies. A collective.
-
-        A warning reports which copies were lost, too.
-
-        Args:
-            facts: [ranks] of the new round.
-        """
+        """Return, or warn of, what lost ranks without a replacement alone had. A collective."""
         present = {each.rank for each in facts if each.rank >= 0}
         lost = set(range(max((each.size for each in facts), default=0))) - present
         if not present or not lost or ranks_stay(facts):
@@ -127,12 +104,7 @@ class PeerCopies:
         return [own_copies[source] for source in sorted(own_copies)]
 
     def begin(self, content: bytes, step: int) -> None:
-        """Begin a round on all ranks, at a commit. A collective.
-
-        Args:
-            content: what only this rank has.
-            step: of the commit.
-        """
+        """Begin a round on all ranks, at a commit, with what only this rank has. A collective."""
         position = context.rank(), context.size()
         if position != (self.rank, self.size):
             self._copies.clear()  # they are named by the ranks of the round before
@@ -145,11 +117,7 @@ class PeerCopies:
         self._copies = {key: value for key, value in self._copies.items() if key not in former}
 
     def _send(self, content: bytes, step: int) -> tuple[int, int]:
-        """Send this rank's content to the next rank of the ring, and keep what it receives. A collective.
-
-        Returns:
-            The key of what it has received.
-        """
+        """Send this rank's content to the next rank of the ring. Return the key of what it receives. A collective."""
         splits = [0] * self.size
         splits[choose_ring_target(self.rank, self.size, self._host_ranks)] = len(content)
         received, counts = arrays.alltoall(numpy.frombuffer(content, numpy.uint8), splits, "elastic.step.copies")

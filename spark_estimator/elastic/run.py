@@ -83,11 +83,7 @@ class JobRounds:
             _keep_ranks()
 
     def begin(self) -> None:
-        """Join the next round if one has ended, and sync the state. A collective.
-
-        Raises:
-            HorovodInternalError: this round ends, too; `end` takes it.
-        """
+        """Join the next round if one has ended; sync the state. A collective. Raises HorovodInternalError: it ends."""
         if self._end_reason is not None:
             _note_reason(self._end_reason)
             self._reset()
@@ -98,11 +94,7 @@ class JobRounds:
         self._end_reason = None  # its traceback keeps what the last round had in memory
 
     def end(self, error: HorovodInternalError | HostsUpdatedInterrupt) -> None:
-        """End a round: restore the last commit, unless the job is only about to be made of other ranks.
-
-        Raises:
-            HorovodInternalError: `error`, where no other round can follow.
-        """
+        """End a round: restore the last commit, unless only the ranks change. Raises `error` if no round follows."""
         self._end_reason = error
         if isinstance(error, HostsUpdatedInterrupt):
             _log.info("%s", error)

@@ -330,7 +330,7 @@ class _EndedError(ConnectionError):
 class _Exchange:
     """Fixed-size messages over a socket before one deadline. Raises `failure` if the peer is silent or disconnects.
 
-    If the peer disconnects without reading what was sent, it raises `unread_failure`, unless that is None.
+    If the peer disconnects without reading what was sent, it raises `unread_failure`, if any.
     """
 
     def __init__(self, sock: socket.socket, timeout: timedelta) -> None:

@@ -68,11 +68,7 @@ class Opener:
         self._pending = bytearray()
 
     def open(self, received: bytes) -> bytes:
-        """Return the plain bytes of the records that these bytes complete.
-
-        Raises:
-            AuthenticationError: a record was altered, repeated, left out or reordered; the connection must end.
-        """
+        """Return the plain bytes of the records that these complete. Raises AuthenticationError: one was changed."""
         self._pending += received
         size = len(self._pending)
         data = ctypes.create_string_buffer(max(size, 1))

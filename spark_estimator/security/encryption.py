@@ -132,11 +132,7 @@ def _load_libcrypto() -> ctypes.CDLL:
 
 
 class KeyPair:
-    """A fresh X25519 key pair, for one handshake. Raises EncryptionUnavailableError: libcrypto is missing, or failed.
-
-    Attributes:
-        share: the public key, `SHARE_BYTES` bytes.
-    """
+    """A fresh X25519 key pair, for one handshake; `share`: the public key. Raises EncryptionUnavailableError."""
 
     def __init__(self) -> None:
         library = _load_libcrypto()
@@ -160,11 +156,7 @@ class KeyPair:
         self.share = buffer.raw
 
     def derive_shared_secret(self, peer_share: bytes) -> bytes:
-        """Derive the secret that both ends compute from their own key and the other's share; `SECRET_BYTES` bytes.
-
-        Raises:
-            AuthenticationError: `peer_share` is not a usable public key.
-        """
+        """Derive the secret of this key and the other's share. Raises AuthenticationError: that is not usable."""
         library = _load_libcrypto()
         peer = library.EVP_PKEY_new_raw_public_key(_X25519, None, peer_share, len(peer_share))
         context = library.EVP_PKEY_CTX_new(self._key, None)

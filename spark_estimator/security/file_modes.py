@@ -32,11 +32,7 @@ def choose_inner_file_mode(folder_mode: int) -> int:
 
 
 def opener(path: str, flags: int) -> int:
-    """Open a file for ``open(path, mode, opener=opener)``; one that is created gets the permissions of a new file.
-
-    Raises:
-        PermissionError: as `refuse_foreign`, of a file that is written.
-    """
+    """Open a file for ``open(path, mode, opener=opener)``, as new files are. Raises as `refuse_foreign`."""
     if not flags & os.O_CREAT:
         return os.open(path, flags)
     refuse_foreign(path)

@@ -51,9 +51,7 @@ class _Handshake:
     def advance(self) -> bool:
         """Take what has arrived. Return whether the connector is authenticated.
 
-        Raises:
-            AuthenticationError: it has no key, is refused, or has disconnected.
-            OSError: the connection broke.
+        Raises AuthenticationError: it has no key, is refused, or has disconnected; OSError: the connection broke.
         """
         while self.acceptor.missing:
             try:

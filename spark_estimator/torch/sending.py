@@ -40,12 +40,7 @@ def _reduce(module: Any, protocol: Any) -> tuple[Any, ...]:
 
 
 def _made(base: type[nn.Module], names: Sequence[str]) -> nn.Module:
-    """Make a parametrized module without its state.
-
-    Args:
-        base: the class that it had before it was parametrized.
-        names: of the tensors that are.
-    """
+    """Make a parametrized module, of this class before, without its state; `names`: of the tensors that are."""
     module: nn.Module = base.__new__(base)
     parametrize._inject_new_class(module)
     for name in names:

@@ -105,16 +105,7 @@ class CastCompressor(ABC):
 
 
 def check_compressor(compression: Any, *, kind: str = "", choices: str = "none, fp16, bf16 and int8") -> Any:
-    """Return what was passed as ``compression=``.
-
-    Args:
-        compression: see above.
-        kind: what the error's text begins with.
-        choices: members of ``hvd.Compression``, for the text.
-
-    Raises:
-        ValueError: it lacks ``compress`` or ``decompress``, or is a class whose functions need an object.
-    """
+    """Return ``compression=`` as passed. Raises ValueError: it has no usable ``compress`` and ``decompress``."""
     functions = [getattr(compression, name, None) for name in ("compress", "decompress")]
     if all(callable(function) for function in functions):
         if isinstance(compression, type) and not all(map(_takes, functions, (1, 2))):

@@ -311,10 +311,7 @@ class Connector:
                 )
 
     def _find_incomplete(self, round_: int, group: RankGroup, callers: Sequence[int], fewest: int) -> list[int]:
-        """Return the lower ranks that have not made all of their connections, of which each has at least `fewest`.
-
-        With the lock held.
-        """
+        """Return the lower ranks that lack some connections, of which each has `fewest` or more. With the lock held."""
         arrived: Counter[int] = Counter()
         expected: dict[int, int] = {}
         for connection in self._sockets:

@@ -103,10 +103,7 @@ class LateConnections:
         self._over()
 
     def before_fork(self) -> None:
-        """Hold everything still, so that the child knows of every socket that it inherits.
-
-        A connection that is just made holds the fork up for a second at most.
-        """
+        """Hold everything still, for a second at most, so that the child knows of every socket that it inherits."""
         self._is_still = self._connecting.acquire(timeout=_FORK_WAITS_SECONDS)
         self._lock.acquire()
 

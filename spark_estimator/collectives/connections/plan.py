@@ -38,8 +38,7 @@ def find_local_ranks(rendezvous: Rendezvous, ranks: Sequence[int]) -> list[int]:
 def find_control_peers(rendezvous: Rendezvous, ranks: Sequence[int], settings: Settings) -> list[int]:
     """Return the ranks of a group with which this one, also of it, has a control connection; in the group's order.
 
-    In an overlay these are its neighbours, and those on the circle of the ranks of its host, which pass segments
-    on.
+    In an overlay: its neighbours, and those on the circle of the ranks of its host, which pass segments on.
     """
     own_rank = rendezvous.rank
     if not is_overlay(ranks, settings):

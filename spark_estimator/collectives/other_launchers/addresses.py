@@ -23,12 +23,7 @@ def find_own_addresses() -> list[str]:
 
 
 def listen(choices: Sequence[Sequence[str]], ports: Sequence[int]) -> list[socket.socket]:
-    """Open sockets that listen at one port of each address, for the first choice where that is possible; else none.
-
-    Args:
-        choices: lists of addresses, or names of hosts.
-        ports: the ports to try, in this order; 0: any.
-    """
+    """Open sockets at one of `ports` (0: any) of each address of the first choice where that works; else none."""
     for addresses in choices:
         for port in ports:
             with contextlib.suppress(OSError):

@@ -110,11 +110,7 @@ class FileBoard(NoticeBoard):
 
 
 def read_key(path: str) -> str:
-    """Return the secret that a user keeps in a file.
-
-    Raises:
-        ForeignLauncherError: it can't be read, or other users can read it.
-    """
+    """Return the secret that a user keeps in a file. Raises ForeignLauncherError: no, or any, user can read it."""
     try:
         status = os.stat(path)
         if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o077:
@@ -144,8 +140,7 @@ def find_host_folder() -> str:
 def make_own_folder(parent: str) -> str:
     """Return this user's own folder in `parent`, made if missing; the same in all processes of a job on this host.
 
-    Raises:
-        ForeignLauncherError: it can't be made, or is this user's and isn't private.
+    Raises ForeignLauncherError: it can't be made, or is this user's and isn't private.
     """
     for path in _list_candidates(parent):
         made = True

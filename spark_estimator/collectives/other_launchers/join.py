@@ -242,14 +242,7 @@ def _mark_shared(board: FileBoard) -> FileBoard:
 
 
 def to_ranks(comm: Any) -> tuple[int, ...] | None:
-    """Return the launcher's numbers of the ranks that ``init(comm=...)`` means; None for all.
-
-    Args:
-        comm: None; ranks; or a communicator of mpi4py, whose order counts.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return the launcher's ranks that ``init(comm=...)`` means; None: all. Raises ValueError: it is neither."""
     if comm is None:
         return None
     mpi = sys.modules.get("mpi4py.MPI")

@@ -46,11 +46,7 @@ class NoticeBoard(abc.ABC):
 
     @abc.abstractmethod
     def publish(self, places: Sequence[tuple[str, int]]) -> bytes:
-        """Make known, on rank 0, that the server listens at `places`.
-
-        Returns:
-            The key of the challenge there.
-        """
+        """Make known, on rank 0, that the server listens at `places`. Return the key of the challenge there."""
 
     @abc.abstractmethod
     def find(self) -> Notice | None:
@@ -105,16 +101,7 @@ class AgreedBoard(NoticeBoard):
 
 
 def derive_key(secret: str, identity: str, source: str = JOB_KEY_VARIABLE) -> bytes:
-    """Return the key of one job's server, made of the one that the user keeps for all jobs.
-
-    Args:
-        secret: the user's key.
-        identity: of the job.
-        source: of the secret, for messages.
-
-    Raises:
-        ValueError: it is too short.
-    """
+    """Return the key of one job's server, made of the user's for all jobs. Raises ValueError: that is short."""
     if len(secret) < LEAST_KEY_CHARACTERS:
         raise ValueError(
             f"{source} has {len(secret)} characters, and needs at least {LEAST_KEY_CHARACTERS}. Make one with "

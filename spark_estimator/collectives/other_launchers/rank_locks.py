@@ -20,12 +20,7 @@ _FLOCK = struct.Struct("@hhqqi")
 
 
 class RankLocks:
-    """The ranks of a job that processes on this host have.
-
-    Args:
-        folder: the user's own folder on this host; None: no process locks anything.
-        identity: of the job, as all of its processes have it.
-    """
+    """The ranks of a job, by its `identity`, that processes on this host have; without a folder nothing is locked."""
 
     def __init__(self, folder: str | None, identity: str) -> None:
         self._identity = identity

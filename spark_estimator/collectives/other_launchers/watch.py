@@ -61,11 +61,7 @@ class Watch:
             self._local_processes.check()
 
     def check_unanswered(self, *, noticed: bool) -> None:
-        """Check the job while no server has answered. Raises ForeignLauncherError if the ranks show that none will.
-
-        Args:
-            noticed: whether there is a notice of a server.
-        """
+        """Raise ForeignLauncherError if the ranks show that no server will answer; `noticed`: one has a notice."""
         self.check()
         self._check_own_rank()
         process = self._find_lasting_holder(self._first, _NO_NOTICE_SECONDS)
@@ -77,12 +73,7 @@ class Watch:
             )
 
     def make_gathering_check(self, board: NoticeBoard, terms: JobTerms) -> Callable[[], None]:
-        """Return the check of the rank that has the server: also whether another process has the same rank.
-
-        Args:
-            board: with its notice.
-            terms: what it expects of the job.
-        """
+        """Return the check of the rank that has the server: also whether another process has the same rank."""
 
         def check() -> None:
             self.check()

@@ -76,11 +76,7 @@ class Collective(Generic[Result]):
         self._options = options
 
     def run(self, *, repeats: bool = True) -> Result:
-        """Run it and return its result. Raise as ``collectives.ops.run`` does.
-
-        Args:
-            repeats: False if no call of this name can follow.
-        """
+        """Run it and return its result. Raise as ``ops.run``. Without `repeats` no call of the name follows."""
         handle = collectives.run(
             self._op,
             self._name,
@@ -93,11 +89,7 @@ class Collective(Generic[Result]):
         return self._result(handle)
 
     def submit(self, of: Callable[[Result], object] | None = None) -> int:
-        """Submit it and return the number that `synchronize` takes. Raise as ``collectives.ops.submit`` does.
-
-        Args:
-            of: applied by `synchronize` to the result; None: the result is returned unchanged.
-        """
+        """Submit it; return the number for `synchronize`, which applies `of`. Raise as ``ops.submit``."""
         handle = collectives.submit(
             self._op, self._name, self._tensors, keep=self._keep, unnamed=self._unnamed, **self._options
         )
@@ -182,11 +174,7 @@ def _check_apart(tensors: Sequence[torch.Tensor], kind: str) -> None:
 def make_allgather(
     tensors: Sequence[torch.Tensor], kind: str, name: str | None, process_set: ProcessSet | None
 ) -> Collective[list[tuple[torch.Tensor, Rows]]]:
-    """Make an allgather of tensors, in one request; each result is a pair with the number of rows of each rank.
-
-    Raises:
-        IndexError: a tensor has no dimension to join along.
-    """
+    """Make an allgather of tensors in one request; a result has the ranks' numbers of rows. Raises IndexError."""
     location = find_location(tensors, kind, process_set)
     sources = [to_wire_form(tensor, kind, location.device) for tensor in tensors]
     for number, source in enumerate(sources):
@@ -219,11 +207,7 @@ def make_broadcast(
     *,
     in_place: bool = False,
 ) -> Collective[torch.Tensor]:
-    """Make a broadcast of a tensor, into a new one or in place. See `make_allreduce` for the arguments.
-
-    Raises:
-        ValueError: when it is sent off: the root is none of the set's ranks.
-    """
+    """Make a broadcast of a tensor, into a new one or in place. Sending it raises ValueError: no such root."""
     location = find_location([tensor], kind, process_set)
     source = (to_writable_wire_form if in_place else to_wire_form)(tensor, kind, location.device)
     output = source if in_place else torch.empty_like(source)

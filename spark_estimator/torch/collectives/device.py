@@ -61,14 +61,7 @@ class TensorLocation(NamedTuple):
         return self.number if self.on_gpu else None
 
     def make_gpu(self, kind: str) -> Gpu | None:
-        """Return the GPU for one request that is submitted now: with the stream that is current; None for host memory.
-
-        Args:
-            kind: of the operation, for messages.
-
-        Raises:
-            ValueError: the stream is being captured into a graph.
-        """
+        """Return the GPU, with its current stream, for a request; None: host memory. Raises as `current_stream`."""
         return Gpu(self.number, current_stream(self.number, kind)) if self.on_gpu else None
 
 
@@ -76,15 +69,9 @@ IN_HOST_MEMORY = TensorLocation(HOST, NO_DEVICE, NO_DEVICE)
 
 
 def find_location(tensors: Sequence[object], kind: str, process_set: ProcessSet | None) -> TensorLocation:
-    """Return the place where the tensors of one request are processed.
+    """Return the place where the tensors of one request are processed, of those arguments that are tensors.
 
-    Args:
-        tensors: as the user gave them; what is no tensor is not looked at.
-        kind: of the operation, for messages.
-        process_set: whose ranks take part.
-
-    Raises:
-        ValueError: some are on a CUDA device from which they would be sent, and others are not on it.
+    Raises ValueError: some are on a CUDA device from which they would be sent, and others are not on it.
     """
     numbers = [find_cuda_device(tensor) for tensor in tensors]
     if all(number == NO_DEVICE for number in numbers) or context.settings().gpu_operations == "copy":
@@ -121,15 +108,7 @@ _IS_ROCM = torch.version.hip is not None
 
 
 def current_stream(device: int, kind: str) -> int:
-    """Return the address of a CUDA device's current stream of this thread.
-
-    Args:
-        device: its number.
-        kind: of the operation, for messages.
-
-    Raises:
-        ValueError: it is being captured into a graph, which cannot contain a collective.
-    """
+    """Return the address of a CUDA device's current stream of this thread. Raises ValueError: a graph captures it."""
     if torch.cuda.is_current_stream_capturing():
         raise ValueError(
             f"{describe_call(kind)}: the current stream is being captured into a CUDA graph, and a CUDA graph cannot "

@@ -199,8 +199,7 @@ def needs_gradient(tensor: object, kind: str) -> bool:
 def make_gradient_name(kind: str, name: str | None, process_set: ProcessSet | None) -> str:
     """Return the gradient's name; called after every call, also without a gradient, so that all ranks count alike.
 
-    Called after the operation, because a call that a rank has refused does not count. Gradients have names where
-    the operation has none, because autograd may run them in another order on each rank.
+    After it, as a refused call does not count. Gradients need names, as autograd's order may differ among ranks.
     """
     if name is None:
         # Each set counts separately: ranks outside it do not see its calls.
@@ -223,11 +222,7 @@ def compute_scatter_scale(
 
 
 def apply_derivative(forth: Derivative, back: Derivative, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return ``forth(*gradients)``, a derivative that can itself be differentiated, by `back`.
-
-    Without it a second derivative would be that of an average in which each rank uses its part only, and so too
-    small by the number of ranks.
-    """
+    """Return ``forth(*gradients)``, whose derivative is by `back`: autograd's would be too small by the ranks."""
     if torch.is_grad_enabled() and any(gradient.requires_grad for gradient in gradients):
         result: tuple[torch.Tensor, ...] = _Derivative.apply(forth, back, *gradients)
         return result

@@ -44,12 +44,7 @@ def find_element_type(dtype: torch.dtype) -> DType:
 
 
 def check_tensor(tensor: object, kind: str) -> torch.Tensor:
-    """Return `tensor`, checked. Raises ValueError if it is not a tensor.
-
-    Args:
-        tensor: as the caller received it.
-        kind: of the operation that it is for.
-    """
+    """Return `tensor`, checked for the operation `kind`. Raises ValueError if it is not a tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(
             f"{describe_call(kind)}: a torch.Tensor is needed, not {type(tensor).__name__} ({reprlib.repr(tensor)}); "
@@ -74,8 +69,7 @@ def check_tensor(tensor: object, kind: str) -> torch.Tensor:
 def to_wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torch.Tensor:
     """Return a contiguous tensor on `device` with the elements of `tensor`: itself, detached, if possible.
 
-    Raises:
-        ValueError: it is no tensor, or one without data, sparse, nested or of an unsupported element type.
+    Raises ValueError: it is no tensor, or one without data, sparse, nested or of an unsupported element type.
     """
     checked = check_tensor(tensor, kind)
     try:
@@ -100,13 +94,7 @@ def to_wire_form(tensor: object, kind: str, device: torch.device = HOST) -> torc
 
 
 def check_parameter(name: str, tensor: torch.Tensor, kind: str) -> None:
-    """Raise ValueError for a parameter whose values, or gradients, no operation could send.
-
-    Args:
-        name: for the message.
-        tensor: the parameter, or a buffer.
-        kind: of the operation that it is for.
-    """
+    """Raise ValueError for a parameter, or buffer, whose values or gradients the operation `kind` could not send."""
     if is_lazy(tensor):
         problem = "has no shape yet, as its module is lazy: run one forward pass of the model first"
     elif tensor.is_nested or tensor.layout is not torch.strided:
@@ -173,11 +161,7 @@ ALONE = references(storage_of(_lone_tensor)) if hasattr(torch._C, "_storage_Use_
 
 
 def find_overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """Return the ids of those dense tensors that share memory with another one, in part or whole, gaps included.
-
-    Args:
-        tensors: any number of them; a tensor that is in the list twice overlaps itself.
-    """
+    """Return the ids of dense tensors that share memory with another, or are listed twice, gaps included."""
     ranges = []
     for tensor in tensors:
         if tensor.numel():

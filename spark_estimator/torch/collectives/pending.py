@@ -22,12 +22,7 @@ _numbers = itertools.count(1)
 
 
 def register_pending(handle: Handle, result: Callable[[], Any]) -> int:
-    """Return a number for a submitted collective.
-
-    Args:
-        handle: to wait for.
-        result: makes, when the collective is done, what `synchronize` returns.
-    """
+    """Return a number for a submitted collective; `result` makes, when it is done, what `synchronize` returns."""
     number = next(_numbers)
     _pending[number] = _Pending(handle, result)
     return number

@@ -316,9 +316,7 @@ class TorchState(ObjectState):
         }
 
     def committed_steps(self) -> int | None:
-        """Return, with ``mode="step"``, the commits so far, the same on all ranks after `sync`; None with another
-        mode.
-        """
+        """Return, with ``mode="step"``, the commits so far, alike on all ranks after `sync`; else None."""
         return None if self._keeper is None else self._keeper.step
 
     def reset(self) -> None:

@@ -96,10 +96,9 @@ class StepKeeper:
     _warned: bool = False
 
     def agree(self, *_: Any) -> None:
-        """Agree with the other ranks on the step, as a hook that ``optimizer.step()`` calls first. A collective.
+        """Agree with the other ranks on the step: the first hook of ``optimizer.step()``. A collective.
 
-        Raises:
-            HorovodInternalError: a rank was lost, so that this one does not take the step.
+        Raises HorovodInternalError: a rank was lost, so that this one does not take the step.
         """
         if self.state is not RecoveryState.COMMITTED:
             return  # a second step() before the commit, or outside of the training
@@ -136,20 +135,14 @@ class StepKeeper:
         return Facts(self.state, self.step, self._peers.rank, self._peers.size, self.full)
 
     def note_receiving(self, at: Resumption) -> None:
-        """Note that the root is about to send its step: a failure meanwhile leaves a mixture on a rank that lacks
-        it.
-        """
+        """Note that the root is about to send its step: a failure meanwhile leaves a mixture on some ranks."""
         if self.state is RecoveryState.FRESH:
             return
         if at.from_full or self.state is RecoveryState.LOST_AGREED or self.step != at.step:
             self.state = RecoveryState.LOST_AGREED
 
     def resume(self, facts: Sequence[Facts], at: Resumption) -> None:
-        """Take what this rank alone has, for the step at which the job continues. A collective.
-
-        Args:
-            facts: [ranks] of the new round.
-        """
+        """Take what this rank alone has, for the step at which the job continues. A collective."""
         copy = self._peers.recover(facts, at)
         if copy is not None:
             self._unpack(copy)

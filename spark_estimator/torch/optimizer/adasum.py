@@ -105,9 +105,7 @@ class AdasumStep:
     def after_step(self) -> None:
         """Move the parameters by the adaptive sum of all ranks' changes. Collective.
 
-        Raises:
-            MismatchError: the ranks' parameters differ; the first one is named.
-            HorovodInternalError: a rank is lost. The parameters are where they were before the step.
+        Raises MismatchError: the ranks' parameters differ; HorovodInternalError: a rank is lost, and nothing was moved.
         """
         self._depth -= 1
         if self._depth > 0:

@@ -43,10 +43,7 @@ def check_op(op: int) -> ReduceOp:
 
 
 def count_ranks(process_set: ProcessSet | None) -> int:
-    """Return with how many ranks gradients are exchanged; 1 on a rank outside the set.
-
-    Raises HorovodInternalError in a process that was forked from a rank.
-    """
+    """Return with how many ranks gradients are exchanged; 1 outside the set. Raises in a forked process."""
     size = context.size()
     context.check_not_forked()
     if process_set is None:

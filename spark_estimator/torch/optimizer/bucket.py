@@ -118,10 +118,7 @@ class Bucket(ABC):
         return self._handle is not None or self.torn != ""
 
     def submit(self) -> None:
-        """Hands the bucket to the engine, with zeros for parameters without gradient; once in an exchange.
-
-        Does not block.
-        """
+        """Hand the bucket to the engine, with zeros for missing gradients, and do not wait; once an exchange."""
         with self._lock:  # two of autograd's threads may each have brought the last gradient
             if self._handle is None:
                 try:
@@ -152,10 +149,9 @@ class Bucket(ABC):
 
     @abstractmethod
     def finish(self) -> list[Slot]:
-        """Wait for the reduction, then make its results the parameters' gradients. Raise as ``Handle.wait`` does.
+        """Wait for the reduction, and make its results the parameters' gradients. Raise as ``Handle.wait``.
 
-        Returns:
-            The slots for which no rank had a gradient, so that none has one now: the same on all ranks.
+        Return the slots for which no rank had a gradient, so that none has one now: the same on all ranks.
         """
 
     def forget(self) -> None:

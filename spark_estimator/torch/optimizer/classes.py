@@ -28,12 +28,7 @@ def unwrap_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer
 
 
 def reduce_to_user_class(optimizer: torch.optim.Optimizer, added: Set[str]) -> Any:
-    """Reduce an optimizer to the user's own class, for ``__reduce_ex__``: a copy or a pickle belongs to no job.
-
-    Args:
-        optimizer: wrapped.
-        added: attributes that wrapping has added.
-    """
+    """Reduce an optimizer to the user's own class, for ``__reduce_ex__``, without attributes `added` by wrapping."""
     state: Any = optimizer.__getstate__()
     if isinstance(state, dict):
         state = {key: value for key, value in state.items() if key not in added}

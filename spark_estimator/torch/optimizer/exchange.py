@@ -391,10 +391,7 @@ class GradientExchange:
         self._averaged = next(((param, weakref.ref(grad)) for param, grad in averages if grad is not None), None)
 
     def _averages_are_gone(self) -> bool:
-        """Return whether the user has discarded the averages without a call of the optimizer.
-
-        ``model.zero_grad()`` after a step that a GradScaler skipped, for one.
-        """
+        """Return whether the user has cleared the averages by the model, as after a step that was skipped."""
         if self._averaged is None:
             return False
         param, average = self._averaged

@@ -17,11 +17,7 @@ class Listener(Protocol):
     """Receives the reports. Called from inside autograd, in the thread that runs the pass."""
 
     def note_gradient_complete(self, key: int) -> None:
-        """Note that the gradient of the parameter whose id is `key` has got all that this pass adds to it.
-
-        While ``ParameterHooks.counting``, only called for the last that was missing of those that are counted
-        together.
-        """
+        """Note that this pass adds no more to a parameter's gradient; while counting, of the last of a set only."""
         ...
 
     def note_gradient_again(self, key: int) -> None:
@@ -60,10 +56,7 @@ class ParameterHooks:
         self._on_params: dict[int, Any] = {}  # all hooks of the same parameters, also the user's
 
     def add(self, param: torch.Tensor) -> None:
-        """Listen to a trainable parameter that `may_have` allows; replaces its earlier listener.
-
-        A second call changes nothing.
-        """
+        """Listen to a trainable parameter that `may_have` allows, in place of its earlier listener; once."""
         key = id(param)
         if key in self._handles:
             return
@@ -117,21 +110,16 @@ class ParameterHooks:
         return [listener for listener in listeners if listener is not None]
 
     def find_running(self) -> int | None:
-        """Return the id of the parameter of this listener whose hooks autograd calls now in this thread; None: of
-        none.
-        """
+        """Return the id of this listener's parameter whose hooks autograd calls now in this thread, if any."""
         if not is_inside_backward():
             return None
         variable = getattr(torch._C._current_autograd_node(), "variable", None)  # of AccumulateGrad
         return id(variable) if id(variable) in self._handles else None
 
     def count_in(self, keys: Sequence[int], missing: set[int], note: Callable[[], None] | None = None) -> None:
-        """Take a parameter's id out of `missing` when its gradient is complete, while `counting`.
+        """Take a parameter's id, one of `keys`, out of `missing` when its gradient is complete, while `counting`.
 
-        Args:
-            keys: the parameters' ids.
-            missing: see above.
-            note: called before, in autograd's thread and with its stream; None: nothing is.
+        Before it `note` is called, in autograd's thread and with its stream.
         """
         counted = (missing, note)
         for key in keys:
@@ -256,21 +244,15 @@ def find_current_pass() -> int:
 
 
 def find_enclosing_node() -> Any | None:
-    """Return, at the end of a pass, the node of another pass in which it ran; None: it ran on its own.
+    """Return, at the end of a pass, the node of another pass in which it ran, if any.
 
-    The node is an autograd function whose ``backward`` called the pass, as a reentrant checkpoint's does, or the
-    node of a hook that called it.
+    It is an autograd function whose ``backward`` called the pass, as a checkpoint's does, or the node of such a hook.
     """
     return torch._C._current_autograd_node()
 
 
 class InnerPass:
-    """A backward inside another one, created at its end: decides whether a later pass belongs to that other one,
-    too.
-
-    Args:
-        node: the result of `find_enclosing_node`.
-    """
+    """A backward inside another one, by its `find_enclosing_node`: decides whether a later pass belongs there, too."""
 
     def __init__(self, node: Any) -> None:
         self._number = find_current_pass()

@@ -119,11 +119,7 @@ class JobMembership:
         return [param for member in members for param in member.list_trainable()]
 
     def is_true_on_a_rank(self, name: str, value: bool) -> bool:
-        """Return whether the value is true on some rank; of a rank that has joined it is false. Collective.
-
-        Args:
-            name: of the question, unique in the optimizer.
-        """
+        """Return whether the value, of a unique name, is true on some rank that has not joined. Collective."""
         answer = torch.tensor([value], dtype=torch.int64)
         collectives.submit(
             Op.ALLREDUCE,
@@ -138,12 +134,7 @@ class JobMembership:
     def refresh(self, passes: int) -> None:
         """Make a new plan where that is needed.
 
-        Args:
-            passes: backward passes per step.
-
-        Raises:
-            HorovodInternalError: an exchange in this job was interrupted on this rank.
-            NotInitializedError: the job has been left.
+        Raises HorovodInternalError: an exchange was interrupted here; NotInitializedError: the job was left.
         """
         if self._options.engine() is not self._engine:
             if self._options.process_set is None:

@@ -48,9 +48,7 @@ _ATTRIBUTE = "_distributed"
 
 @dataclass
 class _Distributed:
-    """The additions to a wrapped optimizer. If the job can only have one rank, nothing is exchanged, and no hook is
-    set.
-    """
+    """The additions to a wrapped optimizer. In a job of one rank nothing is exchanged, and no hook is set."""
 
     options: Options
     passes: int

@@ -13,13 +13,7 @@ from spark_estimator.errors import MismatchError
 def find_first_rank_order(names: Sequence[Hashable], *, name: str, process_set: ProcessSet | None) -> list[int] | None:
     """Return the positions of this rank's names in the order that the first rank has them in. Collective.
 
-    Args:
-        names: of this rank's parameters.
-        name: of the request that carries them.
-        process_set: whose ranks take part; None: all.
-
-    Returns:
-        None, on all ranks, if their orders are the same, or their names are not the same or not unique.
+    None, on all ranks, if their orders are the same, or their names are not the same or not unique.
     """
     try:
         of_rank = allgather_object(list(names), name=name, process_set=process_set)

@@ -68,17 +68,11 @@ class GradientPlan:
             bucket.submit()
 
     def exchange(self, buckets_changed: Callable[[], None]) -> list[Slot]:
-        """Submit what has not been submitted, wait, and make the averages the parameters' gradients. Collective.
+        """Submit what is left, wait, and make the averages the parameters' gradients. Collective.
 
-        Args:
-            buckets_changed: called when the buckets are others now: gradients have turned out to be sparse.
+        Return the slots for which no rank had a gradient. If gradients turn out to be sparse, call `buckets_changed`.
 
-        Returns:
-            The slots for which no rank had a gradient: the same on all ranks.
-
-        Raises:
-            MismatchError: the ranks disagree; they compare their plans again before the next exchange.
-            HorovodInternalError: a rank is lost, or has left.
+        Raises MismatchError: the ranks disagree, and compare their plans again; HorovodInternalError: a rank is lost.
         """
         try:
             if not self._agreed and self._agree():
@@ -91,9 +85,7 @@ class GradientPlan:
 
     @property
     def interrupted_by(self) -> str:
-        """Return the exception that interrupted the submission of a bucket, which the engine may have; "" if none
-        did.
-        """
+        """Return the exception that interrupted the submission of a bucket, which the engine may have; "" if none."""
         return next((bucket.torn for bucket in self.buckets if bucket.torn), "")
 
     def detach_submitted(self) -> None:
@@ -116,12 +108,9 @@ class GradientPlan:
     def _agree(self) -> bool:
         """Compare plans with the other ranks, before the first bucket is sent. Collective.
 
-        Returns:
-            Whether the buckets are others now: ranks had the same parameters in another order, or gradients have turned
-            out to be sparse on some rank.
+        Return whether the buckets are others now: by another order of parameters, or sparse gradients of some rank.
 
-        Raises:
-            MismatchError: they differ, or another rank still exchanges by the plan before this one.
+        Raises MismatchError: they differ, or another rank still exchanges by the plan before this one.
         """
         is_reordered = False
         try:
@@ -162,11 +151,7 @@ class GradientPlan:
         return order is not None
 
     def _make(self, sparse_dims: dict[int, int]) -> None:
-        """Make the buckets.
-
-        Args:
-            sparse_dims: position of a parameter whose gradients are sparse -> how many of its dimensions are.
-        """
+        """Make the buckets; a parameter at a position in `sparse_dims` has sparse gradients, of so many dimensions."""
         params = [slot.param for slot in self.slots]
         gradients = [self._plan_gradient(slot) for slot in self.slots]
         dense = [position for position in range(len(params)) if position not in sparse_dims]

@@ -42,12 +42,7 @@ class RemainderPlan(GradientPlan):
 
     @classmethod
     def of(cls, plan: GradientPlan, unused: Sequence[Slot]) -> RemainderPlan | None:
-        """Return the plan of the exchange that may follow one by `plan`; None if nothing is left to exchange.
-
-        Args:
-            plan: remembers the result for its next exchanges.
-            unused: the slots for which no rank had a gradient.
-        """
+        """Return the plan, kept, of the exchange of `unused` that may follow one by `plan`; None: nothing is left."""
         if not unused:
             return None
         keys = {id(slot.param) for slot in unused}
@@ -59,11 +54,7 @@ class RemainderPlan(GradientPlan):
         return made
 
     def check_reached(self, key: int) -> None:
-        """Note that a pass has computed the gradient of the parameter with this id.
-
-        Raises:
-            AssertionError: its gradient is an average by now.
-        """
+        """Note that a pass reached a parameter, by id. Raises AssertionError: its gradient is an average by now."""
         bucket = self.bucket_of.get(key)
         if bucket is None:
             raise AssertionError(

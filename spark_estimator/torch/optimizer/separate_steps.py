@@ -6,9 +6,7 @@ import torch
 
 
 class SeparateSteps(torch.optim.Optimizer):
-    """The base class of such optimizers, which an extension makes: elastic states and Lightning's strategy know them
-    by it.
-    """
+    """The base of such optimizers, which an extension makes: elastic states and Lightning's strategy know it."""
 
     @property
     def has_begun(self) -> bool:

@@ -15,17 +15,9 @@ from spark_estimator.torch.optimizer.slot import Slot
 def note_gradients(
     slots: Sequence[Slot], other_params: Callable[[], Sequence[torch.Tensor]], first: int | None
 ) -> bool:
-    """Note in each slot the gradient that its parameter has, and whether that shares memory with another one.
+    """Note in each slot the gradient that its parameter has, usually none. Return whether one shares memory.
 
-    Usually there are none, as ``zero_grad`` has removed them. New gradients of autograd are checked when they are sent.
-
-    Args:
-        slots: of one optimizer's parameters.
-        other_params: gives the parameters of other optimizers, whose gradients count, too.
-        first: id of the parameter that the current pass has already reached.
-
-    Returns:
-        Whether one of them does: none may be sent before the pass has ended.
+    None may be sent then before the pass has ended. New gradients of autograd are checked when they are sent.
     """
     present = []
     for slot in slots:
@@ -51,9 +43,7 @@ def note_gradients(
 
 
 def _is_new(slots: Sequence[Slot], gradient: torch.Tensor, first: int | None) -> bool:
-    """Return whether a gradient is the one that the pass has just made, in separate memory: nearly every pass has
-    only that one, and need not check other optimizers' parameters.
-    """
+    """Return whether a gradient is the one that the pass has just made, alone, as in nearly every pass."""
     param = next((slot.param for slot in slots if id(slot.param) == first), None)
     # Memory that PyTorch has not allocated, as an array's, cannot be resized.
     return (

@@ -153,11 +153,7 @@ class StepProgress:
         return self._passes_per_step or 1
 
     def apply(self, event: StepEvent) -> None:
-        """Change to the next state.
-
-        Raises:
-            SparkEstimatorError: an event that cannot happen in this state: a defect of this package.
-        """
+        """Change to the next state. Raises SparkEstimatorError: the event cannot happen in this one, a defect here."""
         try:
             self._states.fire(event)
         except IllegalTransitionError as error:
@@ -176,11 +172,7 @@ class StepProgress:
         self.apply(StepEvent.STEP)
 
     def step_is_over(self, averages_are_gone: Callable[[], bool]) -> bool:
-        """Return whether a pass that begins now is the next step's, although neither step() nor zero_grad() began it.
-
-        Args:
-            averages_are_gone: whether the user has cleared the gradients without a word to the optimizer.
-        """
+        """Return whether a pass that begins now is the next step's, without step() or zero_grad() before it."""
         return self.passes >= self.passes_per_step and (self.is_open_ended or averages_are_gone())
 
     def begin_further_passes(self) -> None:
