@@ -198,11 +198,7 @@ def uninstall() -> None:
 
 
 def replace_shim(root: str) -> None:
-    """Replace a package of ``shims/`` that is being imported by the real package, or else by the alias package.
-
-    Args:
-        root: such as "horovod". ``sys.modules[root]`` is the shim before, and the right module afterwards.
-    """
+    """Replace a package of ``shims/`` (``horovod``) that is being imported by the real one, or the alias."""
     spec = _find_real_spec(root)
     if spec is not None and spec.loader is not None:
         from importlib.util import module_from_spec  # imported here: it takes time and is seldom needed

@@ -212,11 +212,7 @@ def _examine(session: SparkSession, arguments: argparse.Namespace) -> Iterator[F
 def _measure(
     session: SparkSession, arguments: argparse.Namespace, findings: Sequence[Finding]
 ) -> tuple[Speed | None, list[Finding]]:
-    """Measure the speed of a job in the session. Return it, and the findings on it.
-
-    Args:
-        findings: of the checks. A job is not tried where something is missing.
-    """
+    """Measure the speed of a job in the session. Return it, and findings on it; without those, what is missing."""
     from spark_estimator.doctor.expectation import describe_speed
 
     if any(finding.state is Severity.MISSING for finding in findings):
@@ -269,11 +265,7 @@ def _open_session(arguments: argparse.Namespace) -> Iterator[SparkSession | Find
 def _start_session(
     master: str | None, remote: str | None, settings: Sequence[str], timeout: timedelta
 ) -> SparkSession | Finding:
-    """Start the requested session. Return it, or the problem that prevents it.
-
-    Args:
-        timeout: in which it has to be ready; it is made in a separate thread, which is abandoned after that.
-    """
+    """Start the requested session, in a thread abandoned after `timeout`. Return it, or what prevents it."""
     from spark_estimator.doctor.address import explain_silence
     from spark_estimator.launch.spark.errors import find_telling_line
 
@@ -318,12 +310,7 @@ def _print_json(findings: Sequence[Finding], more: Mapping[str, object] | None =
 
 
 def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[Finding]:
-    """Yield the findings as they are made.
-
-    Args:
-        with_spark: whether Spark, PyArrow and Java count as needed.
-        start_spark: start a Spark session and run one rank in it.
-    """
+    """Yield the findings as they are made, with Spark and its needs if wanted, also of a rank in a session."""
     needed = Severity.MISSING if with_spark else Severity.NOTE
     yield machine.check_python()
     yield machine.check_package()

@@ -15,11 +15,9 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def explain_silence(address: str) -> str:
-    """Explain why no server can be reached at an address, without a full stop; '' when a server answers.
+    """Explain why no server can be reached at an address, without a full stop; '' when one answers, or none is known.
 
-    Args:
-        address: ``spark://host:port,host:port`` (one of them is enough) or ``sc://host:port/...``; of others
-            ('yarn', 'local[2]'), and of what is no address at all, nothing is known, so the answer is ''.
+    It is ``spark://host:port,host:port`` (one is enough) or ``sc://host:port/...``; of others nothing is known.
     """
     ends = _parse_ends(address)
     if not ends:

@@ -98,11 +98,7 @@ def choose_rounds(hosts: int) -> list[list[Pair]]:
 
 
 def measure(parameters: int) -> Speed | None:
-    """Measure on the ranks of a job, which call it together. Return the result on rank 0.
-
-    Args:
-        parameters: of a model, whose gradients are exchanged.
-    """
+    """Measure on the ranks of a job, which call it together, a model's gradients, too. Return it on rank 0."""
     context.init(process_sets="dynamic")
     locations = allgather_object((context.local_rank(), socket.gethostname()), name="speed.places")
     leaders = [rank for rank, (local_rank, _) in enumerate(locations) if local_rank == 0]
@@ -131,10 +127,9 @@ def _make_links(hosts: Sequence[str], measured: dict[tuple[int, int], tuple[floa
 
 
 def _measure_striped(leaders: Sequence[int]) -> dict[tuple[int, int], tuple[float, float]]:
-    """Measure one round of pairs, after the ranks have connected again with `CONNECTIONS` data connections.
+    """Measure one round of pairs, with `CONNECTIONS` data connections between ranks. A collective.
 
-    A collective. Nothing if some ranks have several already or lack file descriptors, or if anything fails: the
-    other results are worth more.
+    Nothing if some ranks have several already or lack file descriptors, or if anything fails: the rest is worth more.
     """
     more = descriptors.count_for_ranks(context.size()) + (CONNECTIONS - 1) * context.size()
     possible = Settings.read().connections == 1 and not descriptors.find_shortage(more)
@@ -164,12 +159,7 @@ def _make_distinct(names: Sequence[str]) -> list[str]:
 def _measure_links(
     pairs: Sequence[tuple[int, int]], leaders: Sequence[int]
 ) -> dict[tuple[int, int], tuple[float, float]]:
-    """Measure Gbit/s and microseconds of each of some pairs of hosts, at the same time. A collective.
-
-    Args:
-        pairs: a round of `choose_rounds`.
-        leaders: [hosts] their ranks.
-    """
+    """Measure Gbit/s and microseconds of a round of pairs of hosts, by their first ranks, at once. A collective."""
     sets = {}
     for pair in pairs:
         ranks = [leaders[host] for host in pair]
@@ -223,11 +213,7 @@ def _measure_seconds(
 
 
 def _measure_gradients(parameters: int, rate: float, dtype: Any, *, int8: bool = False) -> float:
-    """Return the seconds of the exchange of a model's gradients, computed from a part of them if they are many.
-
-    Args:
-        rate: bytes a second that an allreduce of float32 reaches.
-    """
+    """Return the seconds to exchange a model's gradients, by a part of many; `rate`: of float32, in bytes a second."""
     itemsize = numpy.dtype(dtype).itemsize
     sample = min(parameters, _agree_on_bytes(rate) // 4)
     return _measure_seconds(sample * itemsize, dtype=dtype, int8=int8) * parameters / sample

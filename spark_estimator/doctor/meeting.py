@@ -30,11 +30,7 @@ Facts = dict[str, Any]
 
 
 def choose_callers(everyone: Sequence[Facts]) -> dict[str, int]:
-    """Choose the partition that represents each executor: its lowest that can listen.
-
-    Args:
-        everyone: [partitions] each task's report; those without a port cannot listen.
-    """
+    """Choose the lowest partition of each executor that can listen, which its report shows by a port."""
     chosen: dict[str, int] = {}
     for partition, facts in enumerate(everyone):
         if facts.get("port"):

@@ -225,10 +225,7 @@ def check_gpus(context: Any) -> dict[str, Any]:
 
 
 def check_meeting(context: Any, order: dict[str, Any], address: str) -> dict[str, Any]:
-    """Connect to the other tasks of the stage, see ``doctor.meeting``.
-
-    A task that cannot still takes part in the barriers: the others would wait for it.
-    """
+    """Connect to the other tasks of the stage, see ``doctor.meeting``, or only take part in the barriers."""
     try:
         from spark_estimator.doctor.meeting import Meeting
 

@@ -50,11 +50,7 @@ _ON_DEMAND = 2
 
 
 def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding]:
-    """Yield what ``doctor.cluster`` returns, as it is found.
-
-    Args:
-        timeout: in which all slots of the session have to be free at the same time, and the checks to end.
-    """
+    """Yield what ``doctor.cluster`` returns, as it is found; the slots have to be free within the timeout."""
     conf = Configuration(spark)
     yield attempt("session", lambda: f"Spark {spark.version} at {conf.master or 'a remote server'}")
     refused = attempt("barrier stages", lambda: _check_start(spark, conf))
@@ -92,12 +88,7 @@ def examine_cluster(spark: SparkSession, timeout: timedelta) -> Iterator[Finding
 
 
 def measure_speed(spark: SparkSession, parameters: int, timeout: timedelta) -> Speed:
-    """Measure in a job on all slots of a session, as ``doctor.speed`` does. Raises SparkEstimatorError: the job failed.
-
-    Args:
-        parameters: of a model, whose gradients are exchanged.
-        timeout: in which the ranks have to start.
-    """
+    """Measure in a job on all slots, as ``doctor.speed``. Raises SparkEstimatorError: the job failed."""
     check_session(spark)
     options = JobOptions(args=(parameters,), verbose=0, start_timeout=timeout)
     result: Speed = run_on_spark(spark, measure, choose_default_size(spark), options)[0]
@@ -152,12 +143,7 @@ class _Survey:
         self._error: BaseException | None = None
 
     def run(self, timeout: timedelta) -> list[dict[str, Any]]:
-        """Return the tasks' reports, by partition.
-
-        Raises:
-            PreflightError: they did not all arrive in time.
-            Exception: Spark's own error.
-        """
+        """Return the tasks' reports, by partition. Raises PreflightError: too late; else Spark's own error."""
         server = self._listen()
         order = {
             "barrier": self._barrier,

@@ -16,11 +16,7 @@ from spark_estimator.keras.importing import backend
 
 
 def load_backend(name: str | None = None) -> Any:
-    """Return the module for a backend; only that one is imported. None: that of the process's Keras.
-
-    Raises:
-        ImportError: Keras' backend is not supported.
-    """
+    """Return the module for a backend, by default that of the process's Keras. Raises ImportError: none is."""
     name = name or backend()
     if name == "torch":
         from spark_estimator.keras import on_torch as module
@@ -34,13 +30,9 @@ def load_backend(name: str | None = None) -> Any:
 def reduce_gradients(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """Return the gradients, reduced over all ranks. Collective; added to the graph that is being built, if any.
+    """Return the gradients, or None, of the variables, reduced. Collective; added to the graph that is built, if any.
 
-    Args:
-        exchange: the settings of the optimizer.
-        gradients: tensors of the backend; None where a variable has none.
-        variables: whose they are.
-        everything: all variables that the optimizer trains.
+    The exchange has the optimizer's settings; `everything` are all variables that it trains.
     """
     if exchange.is_off():
         return list(gradients)

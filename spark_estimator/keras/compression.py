@@ -73,11 +73,7 @@ class Compression:
 
 
 def checked_compression(compression: Any) -> Any:
-    """Return the value of ``compression=``; for None, the environment's choice.
-
-    Raises:
-        ValueError: it lacks ``compress`` or ``decompress``.
-    """
+    """Return the value of ``compression=``, by default the environment's. Raises ValueError: it is unusable."""
     if compression is not None:
         return check_compressor(compression)
     # Before ``init()``, too: a program that only loads a model and predicts may never call it.

@@ -70,12 +70,7 @@ class KerasExchange:
         return context.engine(self.process_set).size == 1 and launcher_link.link() is None
 
     def check_variables(self, variables: Sequence[Any], exchanged: Sequence[Any]) -> None:
-        """Compare with the other ranks what is about to be exchanged; once in each membership.
-
-        Args:
-            variables: all that the optimizer trains.
-            exchanged: those of them whose gradients are sent.
-        """
+        """Compare with the other ranks which of these variables' gradients are sent; once in each membership."""
         engine = context.engine(self.process_set)
         if self._agreed is not None and self._agreed() is engine:
             return
@@ -140,12 +135,7 @@ class KerasExchange:
     def reduce_on_host(
         self, gradients: Sequence[numpy.ndarray[Any, Any]], variables: Sequence[Any], everything: Sequence[Any]
     ) -> list[numpy.ndarray[Any, Any]]:
-        """Reduces arrays over the ranks into new ones. Collective.
-
-        Args:
-            gradients: [n]
-            variables, everything: as in ``backends.reduce_gradients``.
-        """
+        """Reduce arrays over the ranks into new ones, as ``backends.reduce_gradients``. Collective."""
         with self.keep_failures():
             self.check_variables(everything, variables)
             op, prescale, postscale = self.scale_op()

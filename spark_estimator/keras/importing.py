@@ -64,11 +64,7 @@ def keras_of(item: object) -> Any:
 
 
 def keras_of_version(version: str) -> Any:
-    """Return the Keras of such a version, which is imported: Keras 2 for ``"2.21.0"``.
-
-    Raises:
-        ModuleNotFoundError: it is not installed.
-    """
+    """Return the Keras, imported, of a version: Keras 2 for ``"2.21.0"``. Raises ModuleNotFoundError."""
     return _import_keras_2() if version.startswith("2.") else _import_keras_3()
 
 
@@ -79,11 +75,7 @@ def imported() -> list[Any]:
 
 
 def backend(item: object = None) -> str:
-    """Return an object's Keras backend: ``"torch"``, ``"tensorflow"`` or ``"jax"``. None: the process's Keras.
-
-    Raises:
-        ImportError: it is another one.
-    """
+    """Return the Keras backend of an object, or of the process: "torch", "tensorflow" or "jax". Raises ImportError."""
     module = keras_of(item)
     if module.__name__ == "tf_keras":
         return "tensorflow"

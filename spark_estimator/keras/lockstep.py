@@ -47,10 +47,7 @@ class KerasLockstep:
         """Compare how many batches the ranks had in the epoch that has ended; once in each. Collective.
 
         A rank that arrives before the others calls join(): the others then continue without its gradients until their
-        epoch ends, instead of waiting for them.
-
-        Raises:
-            MismatchError: on all ranks, they had unequal numbers of batches.
+        epoch ends, instead of waiting for them. Raises MismatchError, on all ranks, for unequal numbers.
         """
         if not self._runs:
             return
@@ -130,11 +127,7 @@ def begin_together(model: Any, params: dict[str, Any] | None) -> None:
 
 
 def end_epoch_together(model: Any, epoch: int) -> None:
-    """Compare how many batches the ranks had, before any other exchange at the epoch's end. A collective.
-
-    Raises:
-        MismatchError: on all ranks, they had unequal numbers of batches.
-    """
+    """Compare how many batches the ranks had, before an epoch's other exchanges. Collective. Raises MismatchError."""
     lockstep = _find_lockstep(model)
     if lockstep is not None:
         lockstep.compare_epoch(epoch)

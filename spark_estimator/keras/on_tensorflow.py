@@ -27,11 +27,7 @@ _KIND = "DistributedOptimizer"
 def reduce_gradients(
     exchange: KerasExchange, gradients: Sequence[Any], variables: Sequence[Any], everything: Sequence[Any]
 ) -> list[Any]:
-    """See ``backends.reduce_gradients``.
-
-    Raises:
-        ValueError: the step is being compiled by XLA, which cannot call the engine.
-    """
+    """See ``backends.reduce_gradients``. Raises ValueError: XLA compiles the step, and cannot call the engine."""
     check_no_xla()
     if exchange.sparse_as_dense:
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]

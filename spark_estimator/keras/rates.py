@@ -26,13 +26,7 @@ _PLAIN = "_spark_estimator_plain"
 
 
 def rescale_rate(optimizer: Any, old: int, new: int) -> None:
-    """Change a learning rate that was multiplied by `old` to one that is multiplied by `new`.
-
-    A step that is compiled already keeps the factor of a schedule.
-
-    Args:
-        optimizer: is built.
-    """
+    """Change a built optimizer's rate from `old` times to `new` times; a compiled step keeps that of a schedule."""
     inner, rate = find_innermost(optimizer), _find_rate(optimizer)
     if hasattr(rate, "assign"):
         if old != new:

@@ -71,10 +71,6 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 def list_training_variables(model: Any, optimizer: Any = None) -> list[Any]:
-    """Return weights and the optimizer's variables; no metrics, nor the seeds of each rank's own dropout.
-
-    Args:
-        optimizer: None: the model's.
-    """
+    """Return weights and the variables of the optimizer, or the model's; no metrics, nor each rank's own seeds."""
     optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
     return [*model.weights, *(list_variables(optimizer) if optimizer is not None else [])]

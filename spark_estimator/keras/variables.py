@@ -18,10 +18,7 @@ def find_keras_session() -> Any:
 
 
 def copy_value(variable: Any) -> Any:
-    """Return a copy of a variable's value, as an array.
-
-    In a graph of TensorFlow 1, which Keras 2 can train in, it is that of Keras' session.
-    """
+    """Return a copy of a variable's value, as an array; in a graph of TensorFlow 1 that of Keras' session."""
     if not hasattr(variable, "read_value"):
         return numpy.array(keras_of(variable).ops.convert_to_numpy(variable))
     import tensorflow as tf

@@ -80,10 +80,7 @@ def _swap(optimizer: Any, mixin: type | None, exchange: KerasExchange) -> None:
 
 
 def _imitate(base: Any) -> dict[str, Any]:
-    """Return what makes a class look like that which an optimizer had.
-
-    What is made of a wrapped optimizer's configuration, or of its pickle, is not wrapped.
-    """
+    """Return what makes a class look like the optimizer's former one, to which copies and pickles belong."""
 
     def from_config(cls: type, config: Any, *args: Any, **kwargs: Any) -> Any:
         return base.from_config(config, *args, **kwargs)

@@ -98,12 +98,7 @@ class SupervisorChannel:
         *,
         encrypted: bool = False,
     ) -> SupervisorChannel:
-        """Connect to the driver.
-
-        Raises:
-            OSError: it cannot be reached within `CONNECT_TIMEOUT`.
-            AuthenticationError: what listens there is not this job's driver.
-        """
+        """Connect to the driver. Raises OSError: not within `CONNECT_TIMEOUT`; AuthenticationError: another job's."""
         sock, session = connect_socket(address, token, job_id, partition, encrypted=encrypted)
         return cls(sock, on_stop, session)
 
@@ -118,10 +113,7 @@ class SupervisorChannel:
         return self._stopped
 
     def send(self, kind: str, **fields: Any) -> bool:
-        """Queue a frame.
-
-        Lines and messages are dropped if too much is queued already. False: the driver has disconnected.
-        """
+        """Queue a frame; lines and messages are dropped if there is too much. False: the driver has disconnected."""
         frame = encode({"kind": kind, **fields})
         if len(frame) > MAX_FRAME_BYTES:
             return False
@@ -221,10 +213,7 @@ class SupervisorChannel:
 def connect_socket(
     address: tuple[str, int], token: bytes, job_id: str, partition: int, *, encrypted: bool = False
 ) -> tuple[socket.socket, Session | None]:
-    """Return a socket to the driver, authenticated both ways, and its secrets.
-
-    Raises as `SupervisorChannel.connect`.
-    """
+    """Return a socket to the driver, authenticated both ways, and its secrets. Raises as the channel's `connect`."""
     sock, session = authentication.dial(
         address, token, pack_context(job_id, partition), timeout=CONNECT_TIMEOUT, encrypted=encrypted
     )

@@ -7,14 +7,9 @@ import socket
 
 
 def find_driver_address(preferred: str, towards: str = "") -> str:
-    """Find the address of this host at which its executors can reach it.
+    """Return this host's address for its executors: `preferred` if it is one, or that of the route `towards` a host.
 
-    Args:
-        preferred: what Spark calls the driver's host; used when it is an address of this host.
-        towards: a host that must be able to reach this one, '' for `preferred`; else the address of the route to it.
-
-    Raises:
-        OSError: this host has no suitable address.
+    Raises OSError: this host has no suitable address.
     """
     for address in filter(None, (preferred, towards)):
         with contextlib.suppress(OSError):

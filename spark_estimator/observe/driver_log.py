@@ -37,22 +37,15 @@ def log_to_driver(message: object) -> None:
 
 
 def set_sink(sink: Callable[[str], bool] | None) -> None:
-    """Set the receiver of this process's messages; the worker program calls it.
-
-    Args:
-        sink: takes one message and returns whether it accepted it; None: messages are printed.
-    """
+    """Set the receiver of this process's messages, which returns whether it took one; None: they are printed."""
     global _sink
     _sink = sink
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with its control characters, but tab and newline, escaped as ``\xNN``.
+    r"""Return `text` with control characters, but tab and newline, as ``\xNN``, and half surrogates as ``\udNNN``.
 
-    Half a surrogate becomes ``\udNNN``.
-
-    Text from a network must not be able to control the terminal that prints it, and has to be printable: a file's
-    name that is no UTF-8 has such halves.
+    Text from a network must not be able to control the terminal that prints it.
     """
     return "\n".join(_UNSAFE.sub(_escape, line) for line in text.split("\n"))
 
@@ -69,11 +62,7 @@ def coloured(text: str) -> str:
 
 
 def shown_on(stream: object, text: str) -> str:
-    """Return a rank's line as it is written to a stream: in its colours, which end with the line, on a screen.
-
-    Args:
-        stream: on a terminal, or in a notebook, text keeps its codes for colours; elsewhere they are escaped.
-    """
+    """Return a rank's line as written to a stream: a screen keeps its colours, which end with the line."""
     if "\x1b" not in text:
         return text
     with contextlib.suppress(AttributeError, ValueError):  # it has no isatty(), or is closed
@@ -92,11 +81,7 @@ def print_line(rank: int, stream: str, text: str) -> None:
 
 
 def announce(text: str, program: str = "spark_estimator") -> None:
-    """Print a line about the job itself to the person who started it: on stderr, or on stdout if stderr takes none.
-
-    Raises:
-        BrokenPipeError: the reader of the stream has exited.
-    """
+    """Print a line about the job itself, on stderr, or on stdout if stderr takes none. Raises BrokenPipeError."""
     for stream in (sys.stderr, sys.stdout):
         try:
             print(f"{program}: {text}", file=stream, flush=True)
@@ -125,13 +110,9 @@ def flush() -> None:
 
 
 def print_text(text: str, stream: TextIO | None) -> None:
-    r"""Write a line on a standard stream; not flushed.
+    """Write a line on a standard stream, not flushed, with other characters escaped. Raises BrokenPipeError.
 
-    What the stream's encoding has no characters for is written as ``\xNN``, as stderr does. A line that can't be
-    written is lost, which is reported once.
-
-    Raises:
-        BrokenPipeError: the reader of the stream has exited.
+    A line that can't be written otherwise is lost, which is reported once.
     """
     if stream is None:  # as in a program without a terminal
         return

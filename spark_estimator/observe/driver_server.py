@@ -50,11 +50,7 @@ class Inbound:
     def receive(self) -> Iterator[dict[str, Any]]:
         """Yield the frames that one read completes.
 
-        Raises:
-            EOFError: the other end has closed.
-            ValueError: it breaks the rules.
-            AuthenticationError: an encrypted connection was tampered with.
-            OSError: the connection broke; BlockingIOError when there is nothing to read.
+        Raises EOFError: closed; ValueError, AuthenticationError: bad data; OSError: broken, or (BlockingIOError) empty.
         """
         received = self.sock.recv(1 << 16)
         if not received:

@@ -99,11 +99,7 @@ def find_pipe(environ: MutableMapping[str, str]) -> int | None:
 
 
 class ProgressReporter:
-    """A daemon thread that reports this process's progress, until `stop`: the last report has no wait and no training.
-
-    Args:
-        look: gives (calls, seconds of waiting, in which collective); any exception ends the reports.
-    """
+    """A daemon thread that reports what `look` returns, until `stop`, or an exception, ends it."""
 
     def __init__(self, descriptor: int, look: Callable[[], tuple[int, float, str]]) -> None:
         self._descriptor = descriptor

@@ -33,11 +33,7 @@ def choose_loss_seconds(settings: Settings) -> float:
 
 
 class Silence:
-    """What the driver receives from one supervisor.
-
-    Args:
-        lost_after: seconds of silence after which it is lost; zero: it is never judged.
-    """
+    """What the driver receives from a supervisor, which is lost after this silence, in seconds (zero: never)."""
 
     def __init__(self, lost_after: float) -> None:
         self.state = Hearing.HEARD

@@ -27,12 +27,10 @@ _log = get_logger(__name__)
 
 
 def format_current_stacks() -> str:
-    """Return the stacks of the user's Python threads, the main one first, most recent call last.
+    """Return the user's threads' stacks, the main one first, most recent call last, cut to `MAX_CHARACTERS`.
 
-    They have at most `MAX_CHARACTERS`.
-
-    Calls inside this package, to which a user's last one has led, are reduced to one line; a thread of this
-    package is left out, and so is the calling one unless it is the main one.
+    Calls inside this package are reduced to one line; its own threads are left out, and so is the calling one unless it
+    is the main one.
     """
     main = threading.main_thread().ident
     own_thread = threading.get_ident()
@@ -75,14 +73,7 @@ def _is_own(frame: FrameType) -> bool:
 
 
 class StackReporter:
-    """A daemon thread that answers the engine's requests for this process's stacks.
-
-    Args:
-        await_question: blocks up to that number of seconds; returns a request's number, or None when there was none.
-            Any exception means that there will be no more requests.
-        answer: receives a request's number and the text.
-        stacks: makes the text.
-    """
+    """A daemon thread that answers the engine's requests for this process's stacks, until `await_question` raises."""
 
     def __init__(
         self,
@@ -103,11 +94,7 @@ class StackReporter:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Answer no more requests. Idempotent.
-
-        Shut down the engine before, which ends the present wait; else the thread runs for up to another minute in the
-        background.
-        """
+        """Answer no more requests. Idempotent. After the engine's shutdown; else the thread runs for a minute more."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_SECONDS)

@@ -238,15 +238,7 @@ def format_status(
     since: Mapping[int, float],
     training: TrainingState | None = None,
 ) -> str:
-    """Return the status line's text.
-
-    Args:
-        size: number of ranks.
-        begun: the ranks that are up.
-        reports: by rank, its last progress reports, the oldest first.
-        since: by rank, how many seconds ago the newest of them arrived.
-        training: of an estimator; None: the ranks run another program.
-    """
+    """Return the status line's text, by rank the last reports, oldest first, and the newest's age in seconds."""
     ranks, waits = f"{len(begun)} of {size} ranks up", _format_waits(size, reports, since)
     if training is None:
         parts = [ranks, _format_rates(reports), waits]

@@ -40,13 +40,7 @@ def get_path_at_init(setting: str) -> str | None:
 
 
 def make_rank_path(path: str | os.PathLike[str], rank: int, process_set: int = 0) -> str:
-    """Return the file that a rank writes for the timeline `path`; `path` itself is rank 0's of the whole job.
-
-    Args:
-        path: what the user gave.
-        rank: in the job.
-        process_set: 0 is the whole job.
-    """
+    """Return the file that a rank writes for the timeline `path`, which is rank 0's in the job (process set 0)."""
     root, suffix = os.path.splitext(os.fspath(path))
     of_set = f".set{process_set}" if process_set else ""
     of_rank = f".rank{rank}" if rank else ""
@@ -56,21 +50,9 @@ def make_rank_path(path: str | os.PathLike[str], rank: int, process_set: int = 0
 def start(
     engine: _Engine, path: str | os.PathLike[str], rank: int, *, process_set: int = 0, mark_cycles: bool = False
 ) -> str:
-    """Have `engine` write its timeline. An older file of that name is overwritten; its folder must exist.
+    """Have `engine` write its timeline, over an older file; return its path. `mark_cycles`: when its thread woke, too.
 
-    Args:
-        engine: of the whole job or of a process set.
-        path: what the user gave; relative ones start at this process's working directory.
-        rank: in the job.
-        process_set: whose engine it is.
-        mark_cycles: whether the trace marks when the engine's thread woke.
-
-    Returns:
-        The file that is being written.
-
-    Raises:
-        ValueError: the path is empty, or a timeline is being written already.
-        HorovodInternalError: the file cannot be written.
+    Raises ValueError: no path, or one is being written; HorovodInternalError: the file cannot be written.
     """
     if not os.fspath(path):
         raise ValueError("The timeline needs a path; got ''.")
@@ -105,16 +87,9 @@ def snapshot_files(path: str | os.PathLike[str]) -> dict[Path, tuple[int, int, i
 def join(
     path: str | os.PathLike[str], size: int, before: Mapping[Path, tuple[int, int, int]], *, keep: bool = False
 ) -> str:
-    """Merge the files of a job that has ended into the file that the user has named.
+    """Merge the files of a job that has ended into the user's file. Return why not, if there was something to merge.
 
-    Args:
-        path: what the user gave: rank 0's file, which becomes the merged one.
-        size: number of ranks.
-        before: `snapshot_files` as the job began: files that are still the same are another job's.
-        keep: the ranks' files stay beside it, rank 0's as ``timeline.rank0.json``.
-
-    Returns:
-        Why they were not merged, for the user; empty where they were, or where there is nothing to merge.
+    Files that are as in `before` are another job's. Kept files are beside it, rank 0's as ``timeline.rank0.json``.
     """
     target = Path(path)
     written = {file: rank for file, rank in _find_files(target).items() if _get_state(file) != before.get(file)}

@@ -69,12 +69,7 @@ class _Clock:
 
 
 class _Lines:
-    """The events of a file, those not wanted left unread; afterwards, whether it was whole.
-
-    Attributes:
-        complete: the closing bracket was there.
-        broken: lines that were no event; the one at which a file was cut is one.
-    """
+    """The events of a file, unwanted ones unread; afterwards, whether it was `complete`, and `broken` lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -105,17 +100,9 @@ class _Lines:
 
 
 def merge(out: Path, files: Sequence[Path]) -> list[str]:
-    """Join `files` into `out`, which is replaced if all succeeds.
+    """Join `files`, of one job's ranks, into `out`, which is replaced if all succeeds. Return what was done.
 
-    Args:
-        out: to be written.
-        files: what the ranks of one job wrote, in any order; some may be missing.
-
-    Returns:
-        What was done, line by line.
-
-    Raises:
-        TraceError: a file cannot be read or written, is no rank's trace, or belongs to another job.
+    Raises TraceError: a file cannot be read or written, is no rank's trace, or belongs to another job.
     """
     if any(file.exists() and out.exists() and file.samefile(out) for file in files):
         raise TraceError(f"{out} is both the output and an input; the output comes first.")

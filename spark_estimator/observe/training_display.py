@@ -53,11 +53,7 @@ class TrainingDisplay:
             self._first.setdefault(rank, progress)
 
     def update_state(self, reports: Mapping[int, Sequence[Progress]]) -> TrainingState | None:
-        """Return the state to show; None: no rank has reported a training.
-
-        Args:
-            reports: by rank, its last progress reports, the oldest first; `note` has recorded all of them.
-        """
+        """Return the state to show, by the ranks' last reports, oldest first, all noted; None: no rank trains."""
         state = merge_reports(reports, self._first)
         if state is not None and state.loss is not None and state.report.part == TRAIN:
             sample = state.epochs_done, state.loss
@@ -68,12 +64,7 @@ class TrainingDisplay:
         return state
 
     def to_html(self, state: TrainingState, text: str) -> str:
-        """Return the text, a bar and the loss curve, for a notebook.
-
-        Args:
-            state: as `update_state` returned it.
-            text: the status line.
-        """
+        """Return the status line's text, a bar and the loss curve, for a notebook."""
         epochs = state.report.epochs
         bar = f'<progress style="width:{_WIDTH}px" max="{epochs}" value="{state.epochs_done:.4f}"></progress><br>'
         curve = draw_loss_curve(state.report.points, list(self._samples), epochs)
@@ -81,12 +72,7 @@ class TrainingDisplay:
 
 
 def merge_reports(reports: Mapping[int, Sequence[Progress]], first: Mapping[int, Progress]) -> TrainingState | None:
-    """Merge all ranks' reports into one state; None: no rank trains.
-
-    Args:
-        reports: by rank, its last progress reports, the oldest first.
-        first: by rank, the first report with a training.
-    """
+    """Merge all ranks' last reports, oldest first, and their first ones; None: no rank trains."""
     histories = {
         rank: [(report.at, report.training) for report in history if report.training is not None]
         for rank, history in reports.items()
@@ -142,13 +128,7 @@ def format_clock(seconds: float) -> str:
 
 
 def draw_loss_curve(points: Sequence[Point], samples: Sequence[tuple[float, float]], epochs: int) -> str:
-    """Draw the losses over the epochs as SVG; "" with fewer than two numbers.
-
-    Args:
-        points: epochs that have ended.
-        samples: (epochs done, mean training loss of the current epoch so far).
-        epochs: number of epochs; 0: unknown.
-    """
+    """Draw the losses of ended epochs, and (epochs done, mean so far), as SVG; "" with fewer than two numbers."""
     train = [(float(epoch), loss) for epoch, loss, _ in points]
     validation = [(float(epoch), loss) for epoch, _, loss in points if loss is not None]
     lines = [(_select_finite(train), _TRAIN_COLOUR, ""), (_select_finite(validation), _VALIDATION_COLOUR, "")]

@@ -105,14 +105,7 @@ class TrainingMeter:
         self._points: list[Point] = []
 
     def begin_epoch(self, epoch: int, steps: int, step: int = 0, loss_rows: int = 0) -> None:
-        """Begin an epoch.
-
-        Args:
-            epoch: from 0.
-            steps: number of its batches; 0: unknown.
-            step: batches that were finished before the checkpoint from which it continues.
-            loss_rows: rows of this rank in these batches.
-        """
+        """Begin an epoch, from 0, of `steps` batches (0: unknown); `step` of them, and their rows, are done already."""
         self._now = (epoch + 1, TRAIN, steps), step, self._rows, None, loss_rows
         if self._recorder is not None:
             self._recorder.begin_epoch(step)
@@ -132,12 +125,7 @@ class TrainingMeter:
             self._before_validation = None
 
     def end_step(self, rows: int, loss: float | None) -> None:
-        """Count a finished batch.
-
-        Args:
-            rows: of the batch on this rank; 0: it takes part in a step of the others, and `loss` is ignored.
-            loss: mean over the rows of this rank since this part of the epoch began; None: unknown.
-        """
+        """Count a finished batch, of 0 rows if only others have some, and this rank's mean loss, if known."""
         if self._now is None:
             return
         position, step, total, last_loss, loss_rows = self._now
@@ -150,12 +138,7 @@ class TrainingMeter:
             self._recorder.end_step(epoch - 1, done, steps, counted, mean)
 
     def end_epoch(self, averages: Mapping[str, Any]) -> None:
-        """End an epoch.
-
-        Args:
-            averages: over all ranks, by name: ``loss`` and ``val_loss``, then metrics. The first few numbers are
-                reported; values that are not numbers are left out.
-        """
+        """End an epoch with all ranks' averages, ``loss`` first; a few numbers among them are reported."""
         numbers = {name: float(value) for name, value in averages.items() if isinstance(value, (int, float))}
         self._averages = {name[:_MAX_NAME]: _round_digits(numbers[name]) for name in list(numbers)[:_MAX_AVERAGES]}
         loss, validation_loss = numbers.get("loss", math.nan), numbers.get("val_loss", math.nan)

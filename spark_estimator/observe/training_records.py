@@ -40,15 +40,7 @@ class StepRecorder:
         self._counted = None if step else (0, 0.0)
 
     def end_step(self, epoch: int, step: int, steps: int, rows: int, loss: float | None) -> None:
-        """Count a finished batch, and send a record if it is due.
-
-        Args:
-            epoch: from 0.
-            step: batches of the epoch that are finished.
-            steps: number of its batches; 0: unknown.
-            rows: of this rank since the epoch began.
-            loss: mean over these rows; None: unknown.
-        """
+        """Count a finished batch, and send a record, with the rows and mean loss of the epoch so far, if it is due."""
         total = 0.0 if loss is None else float(loss) * rows
         if self._counted is not None and (epoch * steps + step) % self._every == 0:
             before, earlier = self._counted
@@ -60,10 +52,6 @@ class StepRecorder:
 
 
 def set_sink(sink: Callable[[dict[str, Any]], None] | None) -> None:
-    """Set the receiver of this process's records; the worker program calls it.
-
-    Args:
-        sink: takes one record; None: records are dropped.
-    """
+    """Set the receiver of this process's records; None: records are dropped. The worker program calls it."""
     global _sink
     _sink = sink

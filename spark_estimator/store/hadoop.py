@@ -17,14 +17,9 @@ _MOST_EXPANSIONS = 20  # as in Hadoop
 
 
 def find_default_filesystem(path: str, extra_conf: Mapping[str, str]) -> str:
-    """Return Hadoop's default file system as a URL without a path: ``hdfs://host:port``.
+    """Return Hadoop's default file system, ``hdfs://host:port``, by files and `extra_conf`, for this path.
 
-    Args:
-        path: for which it is needed, for messages.
-        extra_conf: settings that override all files.
-
-    Raises:
-        PreflightError: nothing names one, or it is the local file system.
+    Raises PreflightError: nothing names one, or it is the local file system.
     """
     sources: list[str] = []
     for source, value in _list_candidates(extra_conf):
@@ -90,11 +85,7 @@ def _read_from_session() -> str | None:
 
 
 def _read_from_file(file: Path) -> str | None:
-    """Return the value in a file of Hadoop's; None: it has none, or does not exist.
-
-    Raises:
-        PreflightError: it cannot be read.
-    """
+    """Return the value in a file of Hadoop's, if any. Raises PreflightError: it cannot be read."""
     try:
         root = ElementTree.parse(file).getroot()
     except FileNotFoundError:

@@ -110,11 +110,7 @@ class HDFSStore(FilesystemStore):
 
     @staticmethod
     def _find_root(path: str, host: str | None, port: int | None, extra_conf: Mapping[str, str] | None) -> str:
-        """Return the file system as a URL without a path.
-
-        Raises:
-            As the class.
-        """
+        """Return the file system as a URL without a path. Raises as the class."""
         match = _parse_url(path)
         if match is not None and match["scheme"] != "hdfs":
             raise ValueError(

@@ -33,12 +33,7 @@ def read(fs: Any, path: str) -> bytes:
 
 
 def write(fs: Any, path: str, content: bytes) -> None:
-    """Replace the content.
-
-    Raises:
-        OSError: it cannot be written, or the file system kept fewer bytes than were written; `read` gives the previous
-            content, or the new one if that was written once.
-    """
+    """Replace the content. Raises OSError: not written, or in part; `read` then gives the previous one, or the new."""
     following = _make_next_path(path)
     fs.makedirs(path.rpartition("/")[0], exist_ok=True)
     left = _read_next(fs, path)

@@ -49,13 +49,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lambda: None) -> None:
-    """Put a file in place, on the disk, with the folders above it.
+    """Put a file in place, on the disk, with the folders above it, unless `confirm`, called right before, raises.
 
-    Args:
-        confirm: called right before the file takes its place; what it raises leaves the previous one.
-
-    Raises:
-        OSError: it cannot be written; the previous file is unchanged.
+    Raises OSError: it cannot be written; the previous file is unchanged.
     """
     refuse_foreign(target)
     target = os.path.realpath(target)
@@ -77,12 +73,7 @@ def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lamb
 def replace_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     """Give a new folder to write into, which takes the target's place at the end of the block.
 
-    Args:
-        overwrite: whether it may replace a previous one.
-
-    Raises:
-        FileExistsError: there is a previous one, and `overwrite` is false.
-        OSError: it cannot be written or put in place; the previous one is unchanged.
+    Raises FileExistsError: there is a previous one, not to be overwritten, or OSError; the previous one is unchanged.
     """
     refuse_foreign(str(target))
     target = Path(os.path.realpath(target))
@@ -103,11 +94,7 @@ def replace_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def find_surviving_folder(target: Path, marker: str) -> Path:
-    """Return the folder to read: the target, or the previous one if a replacement was killed between its steps.
-
-    Args:
-        marker: a file that each whole folder has.
-    """
+    """Return the folder, with its `marker`, to read: the target, or the previous one if a replacement was killed."""
     if not (target / marker).exists():
         real = Path(os.path.realpath(target))
         for aside in real.parent.glob(f".{_escape(real.name)}.????????.previous"):
@@ -117,11 +104,7 @@ def find_surviving_folder(target: Path, marker: str) -> Path:
 
 
 def discard_leftovers(folder: str, name: str | None = None) -> None:
-    """Remove what writers that are dead have left in a folder, and completes what they began. Raise nothing.
-
-    Args:
-        name: of the one target; None: of all targets in the folder.
-    """
+    """Remove what dead writers have left in a folder, of one target or all; complete what they began. Raise nothing."""
     try:
         entries = sorted(os.listdir(folder))  # of one token the partial folder is first
     except OSError:

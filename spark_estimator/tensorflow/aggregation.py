@@ -9,12 +9,7 @@ import tensorflow as tf
 
 
 class Aggregation:
-    """Sums of gradients, in variables, for an optimizer that steps once in `passes` passes.
-
-    Args:
-        passes: how many make a step.
-        average: whether their sum is divided by that.
-    """
+    """Sums of gradients, in variables, for an optimizer that steps once in `passes` passes, or their `average`."""
 
     def __init__(self, passes: int, average: bool) -> None:
         self.passes = passes
@@ -26,14 +21,7 @@ class Aggregation:
     def add_gradients(
         self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
     ) -> list[Any]:
-        """Add a pass's gradients. After the last pass of a step returns the result of `reduce` for the sums, else the
-        sums.
-
-        Args:
-            gradients: of this pass; None where there is none.
-            variables: whose they are.
-            reduce: reduces gradients over the ranks, in a branch that only the last pass takes.
-        """
+        """Add a pass's gradients, or None, of these variables. Return the sums, after a step's last pass reduced."""
         present = [number for number, gradient in enumerate(gradients) if gradient is not None]
         dense = [tf.convert_to_tensor(gradients[number]) for number in present]
         if self._counter is None:
@@ -72,11 +60,7 @@ class Aggregation:
         return results
 
     def apply(self, apply: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> Any:
-        """Call `apply` after the last pass of a step, and `otherwise` after the others.
-
-        Raises:
-            RuntimeError: `add_gradients` was not called: what is applied comes from elsewhere.
-        """
+        """Call `apply` after a step's last pass, else `otherwise`. Raises RuntimeError: without `add_gradients`."""
         if self._complete is None:
             raise RuntimeError(
                 f"apply_gradients() of a DistributedOptimizer with backward_passes_per_step={self.passes} got "

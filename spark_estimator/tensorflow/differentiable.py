@@ -59,14 +59,7 @@ def run(collective: GraphCollective, naming: Naming, tensors: Sequence[Any]) -> 
 def _compute_gradient(
     collective: GraphCollective, again: _Again, inputs: Sequence[Any], results: Sequence[Any], incoming: Sequence[Any]
 ) -> list[Any]:
-    """Return the gradients of a collective's inputs; None where there is none.
-
-    Args:
-        collective: whose.
-        again: names the requests.
-        inputs, results: of the collective.
-        incoming: the gradients of its results; None counts as zero.
-    """
+    """Return the gradients of a collective's inputs, None where there is none; incoming None counts as zero."""
     of_inputs: list[Any] = [None] * len(inputs)
     # On every rank the gradients of the same tensors, whichever of them it needs.
     floating = [number for number, result in enumerate(results) if result.dtype.is_floating]
@@ -96,10 +89,9 @@ def _differentiate_allreduce(
 
 
 def _refuse(incoming: Sequence[Any], text: str) -> list[Any]:
-    """Raise the error of a collective without a gradient; in a graph it is raised when the graph runs.
+    """Raise the error of a collective without a gradient; in a graph when that runs, unless `incoming` is zero.
 
-    TensorFlow builds the gradients of all results of a function that is called under a tape, also of those that
-    are not differentiated: their incoming gradients are zero, and so are the outgoing ones.
+    TensorFlow builds the gradients of all results of a called function, also of those that are not differentiated.
     """
     if tf.executing_eagerly():
         raise NotImplementedError(text)

@@ -47,11 +47,7 @@ def raise_as_tensorflow() -> Iterator[None]:
 
 
 def to_tensorflow_error(error: Exception, of_tensorflow: Any = None) -> Exception:
-    """Return an error of the same class and text that is one of TensorFlow's, too.
-
-    Args:
-        of_tensorflow: TensorFlow's class; None: that of the table above.
-    """
+    """Return an error of the same class and text that is one of TensorFlow's, too, by the table above or as asked."""
     kind = of_tensorflow or next(
         (tensorflow_class for kind, tensorflow_class, _ in _KINDS if isinstance(error, kind)), None
     )

@@ -62,20 +62,15 @@ class GradientOptions:
     scale_local: bool = True
 
     def is_alone(self) -> bool:
-        """Return whether there is no other rank to exchange with: one rank, not elastic; or this rank is not in the
-        set.
-        """
+        """Return whether there is no rank to exchange with: one rank, not elastic, or this rank is not in the set."""
         if self.process_set.included() is False:
             return True
         return context.engine(self.process_set).size == 1 and not context.settings().elastic
 
     def reduce_gradients(self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int]) -> list[Any]:
-        """Return the gradients, reduced over the ranks; those of local variables as they are, or scaled. Collective.
+        """Return the gradients (tensors, slices or None), reduced over the ranks. Collective.
 
-        Args:
-            gradients: tensors, slices, or None.
-            variables: whose they are.
-            local: variables of this rank only, by `identify`.
+        Those of `local` variables, by `identify`, stay as they are, or are scaled.
         """
         results = list(gradients)
         if self.is_alone():

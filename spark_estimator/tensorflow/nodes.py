@@ -72,15 +72,7 @@ class Naming(NamedTuple):
 # AutoGraph is for what the user writes: it would convert this and all that it calls, and warn of what it cannot.
 @tf.autograph.experimental.do_not_convert
 def perform(collective: GraphCollective, naming: Naming, tensors: Sequence[Any]) -> list[Any]:
-    """Run a collective now, or put it into the graph that is being built.
-
-    Args:
-        collective: what to do.
-        naming: of its request.
-        tensors: that it takes.
-
-    Returns:
-        Its results; for an agreement in a graph the operation itself.
+    """Run a collective now, or put it into the graph that is being built. Return its results, or a graph's operation.
 
     Raises:
         TypeError: the name is no string.
@@ -133,15 +125,9 @@ _warned_of_copies = False
 
 
 def check_tensor(tensor: Any, kind: str, *, rows: bool = False) -> Any:
-    """Return `tensor` as a ``tf.Tensor`` that can be sent. Variables, arrays and numbers become one.
+    """Return `tensor`, also a variable, array or number, as a ``tf.Tensor`` that can be sent, with rows if it must.
 
-    Args:
-        tensor: as the caller got it.
-        kind: of the operation that it is for.
-        rows: whether it must have a first dimension.
-
-    Raises:
-        ValueError: it is of another element type, or has no dimension; an error of TensorFlow's, too.
+    Raises ValueError, also TensorFlow's: it is of another element type, or has no dimension.
     """
     converted = tf.convert_to_tensor(tensor)
     if converted.dtype != converted.dtype.base_dtype:  # of TensorFlow 1: the result of a variable's assign()
@@ -179,10 +165,7 @@ def _is_for_xla(graph: Any) -> bool:
 
 
 def _iterate_traced() -> Iterator[tuple[Any, Any]]:
-    """Yield the tf.functions that are being traced, the innermost first, each with its graph.
-
-    TensorFlow has no list of them; while they are traced, they are on the call stack.
-    """
+    """Yield the tf.functions that are being traced (they are on the call stack), innermost first, and their graphs."""
     graph = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

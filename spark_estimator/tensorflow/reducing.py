@@ -204,15 +204,7 @@ def _is_empty(tensors: object) -> bool:
 def run_allreduce(
     tensors: Sequence[Any], kind: str, name: str | None, how: TensorReduction, ignore_name_scope: bool = False
 ) -> list[Any]:
-    """Reduce tensors as one; see `allreduce`.
-
-    Args:
-        tensors: that can be sent.
-        kind: of the user's call.
-        name: the user's; None: by order.
-        how: they are reduced.
-        ignore_name_scope: as in `allreduce`.
-    """
+    """Reduce tensors that can be sent, as one; `kind`: of the user's call. The rest is as in `allreduce`."""
     if how.op is Adasum and context.is_initialized():
         check_adasum(how.op, context.engine(how.process_set).size, kind)
 

@@ -66,16 +66,9 @@ class GraphCollective(NamedTuple):
 
 
 def run_on_arrays(collective: GraphCollective, request: str | None, values: Sequence[Array]) -> list[Array]:
-    """Run a collective on arrays, and return new ones. Collective.
+    """Run a collective on arrays, and return new ones; of an alltoall they include the splits. Collective.
 
-    Args:
-        collective: what to do.
-        request: the name that matches the ranks' requests; None: by order.
-        values: of this rank; of an alltoall also the splits, empty for even shares.
-
-    Raises:
-        ValueError: an argument is malformed, or this rank is not in the set.
-        HorovodInternalError: the ranks disagree, or a rank is lost.
+    Raises ValueError: an argument is malformed, or this rank is not in the set; HorovodInternalError.
     """
     process_set = collective.process_set
     if collective.op in (ALLREDUCE, REDUCESCATTER):
@@ -121,11 +114,7 @@ def format_ranks(process_set: ProcessSet) -> str:
 
 
 def make_process_set(process_set_id: int, ranks: str = "") -> ProcessSet:
-    """Make a process set for a node that is built from another graph's node.
-
-    Args:
-        ranks: as `format_ranks` gives them; '': not known.
-    """
+    """Make a process set for a node that is built from another's; `ranks` as of `format_ranks`, '': not known."""
     if process_set_id == 0:
         return global_process_set
     stand_in = ProcessSet([int(rank) for rank in ranks.split(",") if rank])
@@ -134,11 +123,7 @@ def make_process_set(process_set_id: int, ranks: str = "") -> ProcessSet:
 
 
 def _find_process_set(process_set_id: int, ranks: str) -> ProcessSet:
-    """Return the process set of a node in this job: that of the same ranks, else, as in Horovod, of the same id.
-
-    Raises:
-        ValueError: there is neither.
-    """
+    """Return this job's process set of the same ranks, else, as in Horovod, of the same id. Raises ValueError."""
     if process_set_id and ranks:
         expected = [int(rank) for rank in ranks.split(",")]
         for number, members in context.get_process_set_ids_and_ranks().items():
@@ -154,11 +139,7 @@ def make_agreement(lines: Sequence[str], subject: str) -> str:
 
 @functools.cache
 def register() -> None:
-    """Make the ops known to TensorFlow: a graph that holds them can then be built, loaded and run.
-
-    Raises:
-        NativeLibraryError: this TensorFlow's C API lacks something that the ops need.
-    """
+    """Make the ops known to TensorFlow: a graph that has them can be run. Raises NativeLibraryError."""
     from spark_estimator.errors import NativeLibraryError
 
     folder = tf.sysconfig.get_lib()
@@ -208,14 +189,7 @@ def _agree_once(collective: GraphCollective, request: str) -> None:
 
 
 def broadcast_arrays(values: Sequence[Array], root: int, name: str, process_set: ProcessSet | None) -> list[Array]:
-    """Return the root's arrays, on every rank: new ones, of any numeric type. All are sent at once.
-
-    Args:
-        values: of the same shapes and types on all ranks.
-        root: a rank of the job.
-        name: of the requests, before their numbers.
-        process_set: whose ranks take part.
-    """
+    """Return new copies of the root's arrays, of any numeric type, on every rank, sent at once under `name`."""
     copies = [numpy.array(value, order="C", copy=True) for value in values]
     buffers = [(copy.ctypes.data, copy.nbytes) for copy in copies]
     _broadcast_memory(buffers, root, name, process_set, keep=copies)

@@ -207,7 +207,7 @@ def make_broadcast(
     *,
     in_place: bool = False,
 ) -> Collective[torch.Tensor]:
-    """Make a broadcast of a tensor, into a new one or in place. Sending it raises ValueError: no such root."""
+    """Make a broadcast of a tensor, into a new one or in place. Sending raises ValueError: the set lacks the root."""
     location = find_location([tensor], kind, process_set)
     source = (to_writable_wire_form if in_place else to_wire_form)(tensor, kind, location.device)
     output = source if in_place else torch.empty_like(source)

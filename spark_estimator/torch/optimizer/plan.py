@@ -151,7 +151,7 @@ class GradientPlan:
         return order is not None
 
     def _make(self, sparse_dims: dict[int, int]) -> None:
-        """Make the buckets; a parameter at a position in `sparse_dims` has sparse gradients, of so many dimensions."""
+        """Make the buckets; `sparse_dims`: position of a parameter -> how many of its dimensions are sparse."""
         params = [slot.param for slot in self.slots]
         gradients = [self._plan_gradient(slot) for slot in self.slots]
         dense = [position for position in range(len(params)) if position not in sparse_dims]
