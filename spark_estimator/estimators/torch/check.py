@@ -20,7 +20,7 @@ from spark_estimator.estimators.torch.losses import (
     Tensors,
     TorchParts,
     call_model,
-    check_by_row,
+    compute_by_row,
     compute_loss,
     is_from_torch,
     reshape_labels,
@@ -205,8 +205,8 @@ def _check_outputs(
                 f"the model returned {list(output.shape)} for a batch of {len(label)} rows with the label "
                 f"{field.name!r}: the first dimension must be the batch."
             )
-        if fields.weight:
-            check_by_row(loss, output.detach(), label)
+        if fields.weight and not is_from_torch(loss):
+            compute_by_row(loss, output.detach(), label)
 
 
 def count_inputs(model: nn.Module) -> tuple[int, float]:

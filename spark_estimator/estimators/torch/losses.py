@@ -7,7 +7,6 @@ exchange that number.
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -214,14 +213,14 @@ def _compute_joint_loss(
     terms = zip(parts.losses, parts.loss_weights, outputs, labels, strict=True)
     for number, (loss, share, output, label) in enumerate(terms):
         if number in scales:
-            sum_of_rows = _set_reduction(loss, "sum")(output, label)
+            sum_of_rows = _call_reduced(loss, "sum", output, label)
             value = sum_of_rows * scales[number]
             of_labels.append(LabelLoss(share, sum_of_rows.detach(), by_class[number]))
         elif weights is None:
             value = loss(output, label)
             of_labels.append(LabelLoss(share, value.detach()))
         else:
-            by_row = _reduce_to_rows(loss, drop_reduction(loss)(output, label), len(weights))
+            by_row = compute_by_row(loss, output, label, checks=rows > 0)
             value = (by_row * weights.reshape(-1)).mean()
             of_labels.append(LabelLoss(share, value.detach()))
         loss_sum = loss_sum + share * value
@@ -253,8 +252,11 @@ def to_module(loss: Any) -> Any:
 
 
 def is_from_torch(loss: Any) -> bool:
-    """Return whether torch.nn computes the loss: a subclass with its own ``forward`` may compute anything from it."""
-    return isinstance(loss, nn.Module) and getattr(loss.forward, "__module__", "") == nn.modules.loss.__name__
+    """Return whether torch.nn alone computes the loss: no ``forward``, ``__call__`` or hook of others is called."""
+    if not isinstance(loss, nn.Module) or "forward" in vars(loss) or loss._forward_hooks or loss._forward_pre_hooks:
+        return False
+    kind = next(kind for kind in type(loss).__mro__ if "forward" in vars(kind))
+    return kind.__module__ == nn.modules.loss.__name__ and type(loss).__call__ is nn.Module.__call__
 
 
 def get_reduction(loss: Any) -> Any:
@@ -334,25 +336,32 @@ def call_model(model: nn.Module, inputs: Tensors) -> Tensors:
     return outputs
 
 
-def check_by_row(loss: Callable[..., Any], output: torch.Tensor, label: torch.Tensor) -> None:
-    """Check that a loss is the mean of what it returns for each row with reduction="none".
+def compute_by_row(loss: Any, output: torch.Tensor, label: torch.Tensor, *, checks: bool = True) -> torch.Tensor:
+    """Return [rows] the loss of each row, of which the loss of a batch is the mean.
 
-    The root of a mean is not, for example, although reduction="none" reaches the mean inside of it.
+    That of functions and classes of others is checked with every batch: it can depend on the labels (a mean over
+    classes) and on the size (a root of the mean is the mean of one row's).
+
+    Args:
+        checks: False: the batch has no row that counts.
 
     Raises:
-        DataError: it is not, or has no keyword or attribute `reduction`.
+        DataError: the loss is not the mean of what it returns with reduction="none", or has no `reduction`.
     """
-    if is_from_torch(loss):
-        return
-    mean, by_row = loss(output, label), drop_reduction(loss)(output, label)
-    is_by_row = by_row.numel() % len(label) == 0
-    total = _reduce_to_rows(loss, by_row, len(label)).mean() if is_by_row else by_row.mean()
-    if not is_by_row or not torch.allclose(total, mean, rtol=1e-3, equal_nan=True):
-        raise DataError(
-            f"sample_weight_col needs the loss of each row, but {loss!r} is {mean.item():.6g} for the first "
-            f"{len(label)} rows, and with reduction='none' it returns the shape {list(by_row.shape)} with the mean "
-            f"{by_row.mean().item():.6g}. Leave sample_weight_col out, or write a loss that is the mean of its rows'."
-        )
+    values = drop_reduction(loss)(output, label)
+    is_by_row = values.numel() % len(label) == 0
+    by_row = _reduce_to_rows(loss, values, len(label)) if is_by_row else values
+    if checks and not is_from_torch(loss):
+        with torch.no_grad():
+            mean = loss(output, label)
+        if not is_by_row or not torch.allclose(by_row.detach().mean(), mean, rtol=1e-3, equal_nan=True):
+            raise DataError(
+                f"sample_weight_col needs the loss of each row, but {loss!r} is {mean.item():.6g} for {len(label)} "
+                f"rows, and with reduction='none' it returns the shape {list(values.shape)} with the mean "
+                f"{values.mean().item():.6g}. Leave sample_weight_col out, or write a loss that is the mean of its "
+                "rows'."
+            )
+    return by_row
 
 
 def _reduce_to_rows(loss: Any, values: torch.Tensor, rows: int) -> torch.Tensor:
@@ -368,7 +377,7 @@ def drop_reduction(loss: Callable[..., Any]) -> Callable[..., Any]:
         DataError: the loss has no keyword `reduction`.
     """
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        return _set_reduction(loss, "none")
+        return functools.partial(_call_reduced, loss, "none")
     try:
         has_reduction = "reduction" in inspect.signature(loss).parameters
     except (TypeError, ValueError):
@@ -381,10 +390,15 @@ def drop_reduction(loss: Callable[..., Any]) -> Callable[..., Any]:
     return functools.partial(loss, reduction="none")
 
 
-def _set_reduction(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
-    copied = copy.copy(loss)
-    setattr(copied, "reduction", reduction)  # noqa: B010  # torch declares modules' attributes otherwise
-    return copied
+def _call_reduced(loss: Any, reduction: str, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """Return a module's value with another reduction, which may be that of a module inside; then it is as before."""
+    before = loss.reduction
+    loss.reduction = reduction
+    try:
+        value: torch.Tensor = loss(output, label)
+        return value
+    finally:
+        loss.reduction = before
 
 
 def _reshape(label: torch.Tensor, output: torch.Tensor, shape: Sequence[int] | None) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
@@ -18,11 +19,12 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.torch.losses import (
     Tensors,
     TorchParts,
-    check_by_row,
+    compute_by_row,
     compute_joint_loss,
     counts_some,
     divides_by_class,
     get_reduction,
+    is_from_torch,
     to_module,
 )
 
@@ -128,10 +130,92 @@ def test_rows_are_weighted_where_the_loss_is_the_mean_of_its_rows() -> None:
     torch.manual_seed(0)
     output, label, weights = torch.randn(6, 1), torch.randn(6, 1), torch.rand(6)
     right = (2 * (output - label).square().reshape(-1) * weights).mean()
-    check_by_row(Doubled(), output, label)
+    compute_by_row(Doubled(), output, label)
     assert joint(Doubled(), [output], [label], weights) == pytest.approx(right.item())
-    check_by_row(functools.partial(functional.kl_div, reduction="batchmean"), output.expand(6, 3), torch.rand(6, 3))
-    with pytest.raises(DataError, match=r"RootOfMean\(\) is .* for the first 6 rows, and .* the shape \[6, 1\] with"):
-        check_by_row(RootOfMean(), output, label)
+    compute_by_row(functools.partial(functional.kl_div, reduction="batchmean"), output.expand(6, 3), torch.rand(6, 3))
+    with pytest.raises(DataError, match=r"RootOfMean\(\) is .* for 6 rows, and .* the shape \[6, 1\] with"):
+        compute_by_row(RootOfMean(), output, label)
     with pytest.raises(DataError, match=r"returns the shape \[\] with"):
-        check_by_row(Focal(), torch.randn(6, 3), torch.tensor([0, 0, 1, 2, 1, 0]))
+        compute_by_row(Focal(), torch.randn(6, 3), torch.tensor([0, 0, 1, 2, 1, 0]))
+
+
+class RootByCall(nn.MSELoss):
+    def __call__(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return super().__call__(output, label).sqrt()
+
+
+class Wrapping(nn.MSELoss):
+    @functools.wraps(nn.MSELoss.forward)
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return super().forward(output, label).sqrt()
+
+
+class Delegating(nn.Module):
+    """Its reduction is that of a module inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.CrossEntropyLoss()
+
+    @property
+    def reduction(self) -> str:
+        return self.inside.reduction
+
+    @reduction.setter
+    def reduction(self, value: str) -> None:
+        self.inside.reduction = value
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return self.inside(-output, label)
+
+
+class Negated(nn.CrossEntropyLoss):
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return super().forward(-output, label)
+
+
+def hooked(loss: nn.Module) -> nn.Module:
+    loss.register_forward_hook(lambda module, inputs, value: value.mean().sqrt())
+    return loss
+
+
+def replaced() -> nn.Module:
+    loss = nn.MSELoss()
+    loss.forward = lambda output, label: functional.mse_loss(output, label, reduction=loss.reduction).sqrt()  # type: ignore[method-assign]
+    return loss
+
+
+@pytest.mark.parametrize("loss", [RootByCall(), Wrapping(), hooked(nn.MSELoss()), replaced()])
+def test_what_others_compute_from_a_library_s_loss_is_not_taken_for_it(loss: nn.Module) -> None:
+    torch.manual_seed(0)
+    output, label = torch.randn(6, 1), torch.randn(6, 1)
+    assert not is_from_torch(loss)
+    assert joint(loss, [output], [label], None) == pytest.approx(loss(output, label).item())
+    with pytest.raises(DataError, match="write a loss that is the mean of its rows'"):
+        joint(loss, [output], [label], torch.ones(6))
+
+
+def test_a_hook_on_a_loss_of_weighted_classes_is_called() -> None:
+    torch.manual_seed(0)
+    output, label = torch.randn(6, 3), torch.tensor([0, 0, 1, 2, 1, 0])
+    loss = hooked(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 6.0])))
+    assert joint(loss, [output], [label], None) == pytest.approx(loss(output, label).item())
+
+
+def test_a_mean_over_classes_is_found_in_the_batch_that_shows_it() -> None:
+    """The first rows of a sorted DataFrame are of one class, in which the mean over classes is one over rows."""
+    torch.manual_seed(0)
+    loss, weights = Negated(weight=torch.tensor([1.0, 1.0, 6.0])), torch.ones(6)
+    assert joint(loss, [torch.randn(6, 3)], [torch.zeros(6, dtype=torch.long)], weights) > 0
+    with pytest.raises(DataError, match=r"Negated\(.*\) is .* for 6 rows, and .* write a loss"):
+        joint(loss, [torch.randn(6, 3)], [torch.tensor([0, 0, 1, 2, 1, 0])], weights)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_the_user_s_loss_stays_as_it_was(compiles: bool) -> None:
+    torch.manual_seed(0)
+    loss: Any = torch.compile(Delegating(), backend="eager") if compiles else Delegating()
+    output, label, weights = torch.randn(6, 3), torch.tensor([0, 0, 1, 2, 1, 0]), torch.rand(6)
+    right = (functional.cross_entropy(-output, label, reduction="none") * weights).mean()
+    assert joint(loss, [output], [label], weights) == pytest.approx(right.item())
+    assert loss.reduction == "mean"
