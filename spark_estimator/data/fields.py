@@ -248,6 +248,13 @@ def _convert(values: Array, wanted: _Wanted, row: int, lengths: Array | None) ->
             )
         return converted
     converted = values.astype(dtype)
+    if dtype == "int64" and values.dtype == numpy.uint64 and (converted < 0).any():
+        at = int((converted < 0).argmax())
+        raise DataError(
+            f"column {wanted.get_name(at)!r} is an int64 in the model, and row "
+            f"{row + _find_row(at, wanted.width, lengths)} of {wanted.source} holds {values[at].item()!r}, which is "
+            "larger than an int64."
+        )
     if dtype == "uint8" and (converted != values).any():
         at = int((converted != values).argmax())
         raise DataError(

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize, prune
-from torch.nn.utils.weight_norm import WeightNorm
+from torch.nn.utils import parametrize
 
 
 def prepare_to_send(module: nn.Module) -> None:
@@ -22,12 +21,12 @@ def prepare_to_send(module: nn.Module) -> None:
             continue
         if parametrize.is_parametrized(child):
             _allow_pickle(type(child))
-        for hook in child._forward_pre_hooks.values():
-            # Those before parametrizations compute the tensor before each use; until then it has a gradient's history.
-            if isinstance(hook, WeightNorm):
-                _detach(child, hook.name)
-            elif isinstance(hook, prune.BasePruningMethod):
-                _detach(child, hook._tensor_name)
+        # Of the old weight_norm and spectral_norm, of pruning, or of a forward that keeps what it has computed: PyTorch
+        # copies no tensor with a gradient's history.
+        for tensors in (vars(child), child._buffers):
+            for name, value in tensors.items():
+                if isinstance(value, torch.Tensor) and not value.is_leaf:
+                    tensors[name] = value.detach()
 
 
 def _allow_pickle(kind: Any) -> None:
@@ -47,9 +46,3 @@ def _made(base: type[nn.Module], names: Sequence[str]) -> nn.Module:
         parametrize._inject_property(module, name)
     _allow_pickle(type(module))
     return module
-
-
-def _detach(module: nn.Module, name: str) -> None:
-    value = vars(module).get(name)
-    if isinstance(value, torch.Tensor):
-        vars(module)[name] = value.detach()

@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune, weight_norm
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
 from spark_estimator.torch.sending import prepare_to_send
 
@@ -22,6 +22,19 @@ class Doubled(nn.Module):
         return 2 * value
 
 
+class Keeping(nn.Linear):
+    """It keeps what it has computed, as an attribute and in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.register_buffer("last", torch.zeros(1))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.kept = super().forward(rows)
+        self.last = self.kept.mean().reshape(1)
+        return self.kept
+
+
 def parametrized() -> nn.Module:
     """With each of PyTorch's parametrizations, and two in one module."""
     torch.manual_seed(4)
@@ -30,12 +43,14 @@ def parametrized() -> nn.Module:
     return nn.Sequential(parametrizations.orthogonal(nn.Linear(3, 4)), spectral, last)
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.filterwarnings("ignore:.*_norm.* is deprecated")
 @pytest.mark.parametrize(
     "make",
     [
         parametrized,
+        Keeping,
         lambda: weight_norm(nn.Linear(3, 1)),
+        lambda: spectral_norm(nn.Linear(3, 1)),
         lambda: prune.l1_unstructured(nn.Linear(3, 1), "weight", 0.4),
     ],
 )

@@ -139,6 +139,8 @@ def _split_input(array: Any, field: Field, encoder: RowEncoder, zone: str) -> li
             f"the input of {field.name} contains categories beside other columns: give predict() a frame, or a dict, "
             "with these columns."
         )
+    if values.ndim == 2 and values.shape[1] != field.width and is_alone and field.padding not in ((), (None,)):
+        return [_to_arrow(list(values), field.name, zone)]  # rows that are equally short, which are filled up
     if is_category or (values.dtype.kind == "O" and values.ndim == 1):
         days = all(field.holds_dates)
         column = _to_arrow(array, field.name, zone, categories=is_category, days=days)
@@ -219,6 +221,8 @@ def _to_arrow(
         days: it was trained as one of dates, which MLflow gives as times.
     """
     check_values(values, name)
+    if hasattr(values, "__array__") and not hasattr(values, "to_numpy"):  # a tensor
+        values = numpy.asarray(values)
     try:
         if isinstance(values, (pyarrow.Array, pyarrow.ChunkedArray)):
             array = values
@@ -227,7 +231,7 @@ def _to_arrow(
             array = pyarrow.array(items, from_pandas=categories)
         else:
             array = pyarrow.array(values, from_pandas=nulls or categories)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError, OverflowError) as error:
         wanted = "categories of one type" if categories else "numbers"
         raise DataError(f"column {name!r} is not one of {wanted}: {error}") from error
     if isinstance(array, pyarrow.ChunkedArray):

@@ -297,7 +297,9 @@ def find_custom_objects(model: Any, *others: Any) -> dict[str, Any]:
     result: dict[str, Any] = dict(keras.saving.get_custom_objects())
     holders = [*get_layers(model), *others]
     for holder in holders:
-        for item in (type(holder), holder, *getattr(holder, "__dict__", {}).values()):
+        # Not what hides a method, such as Keras' wrapper of build(), which holds the layer itself.
+        held = [item for name, item in getattr(holder, "__dict__", {}).items() if not hasattr(type(holder), name)]
+        for item in (type(holder), holder, *held):
             if isinstance(item, (type, types.FunctionType)) and _is_users(item):
                 result.setdefault(keras.saving.get_registered_name(item), item)
     return result

@@ -80,10 +80,15 @@ def _format_group(error: BaseException) -> str:
     group = list_members(error)
     if not group:
         return format_error(error)
-    texts = [_format_group(member).split("\n", 1)[0] for member in group[:_MOST_MEMBERS]]
+    texts = [_format_member(member) for member in group[:_MOST_MEMBERS]]
     if len(group) > len(texts):
         texts.append(f"{len(group) - len(texts)} more")
     return f"{format_error(error)}: {'; '.join(texts)}"
+
+
+def _format_member(error: BaseException) -> str:
+    text = _format_group(error).split("\n", 1)[0]
+    return text if error.__cause__ is None else f"{text} (from {_format_group(error.__cause__).split(chr(10), 1)[0]})"
 
 
 def _describe_origin(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import pandas
+import pyarrow
 import pytest
 import torch
 from torch import nn
@@ -135,3 +136,31 @@ def test_rows_of_an_input_of_several_columns() -> None:
     for wrong in ([[1.0, 2.0], None], [None, None], [decimal.Decimal(1), decimal.Decimal(2)], [[1.0, 2.0], [1.0]]):
         with pytest.raises(DataError, match="a, b"):
             model.predict(wrong)
+
+
+def test_equally_short_rows_are_filled_up_as_others_are() -> None:
+    field = Field(("a",), ("c0",), (3,), "float32", (3,), padding=(0.0,))
+    params = {"feature_columns": ["a"], "label_columns": ["y"]}
+    model = TorchModel(model=nn.Identity(), inputs=[field], outputs=[3], label_types=["array<double>"], **params)
+    for rows in (
+        [[1.0], [2.0]],
+        numpy.array([[1.0], [2.0]]),
+        {"a": [[1.0], [2.0]]},
+        {"a": torch.tensor([[1.0], [2.0]])},
+    ):
+        assert model.predict(rows).tolist() == [[1.0, 0.0, 0.0], [2.0, 0.0, 0.0]]
+    assert model.predict([[], []]).tolist() == [[0.0] * 3] * 2
+    with pytest.raises(DataError, match=r"'a' has 4 values in row 0 .* cuts nothing off"):
+        model.predict(numpy.zeros((2, 4)))
+
+
+def test_whole_numbers_beyond_the_tensor_s_are_named() -> None:
+    field = Field(("n",), ("c0",), (1,), "int64", (1,))
+    params = {"feature_columns": ["n"], "label_columns": ["y"]}
+    model = TorchModel(model=nn.Identity(), inputs=[field], outputs=[1], label_types=["bigint"], **params)
+    large = numpy.array([1, 2**63 + 5], numpy.uint64)
+    for rows in ({"n": large}, pandas.DataFrame({"n": large}), {"n": pyarrow.array(large)}, large):
+        with pytest.raises(DataError, match=r"'n' is an int64 in the model, and row 1 of .* holds 9223372036854775813"):
+            model.predict(rows)
+    with pytest.raises(DataError, match=r"column 'n' is not one of numbers: .*too large"):
+        model.predict({"n": [1, 2**64]})

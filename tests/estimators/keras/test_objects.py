@@ -63,6 +63,22 @@ def test_the_user_s_classes_are_found_in_a_model() -> None:
     assert keras.layers.Dense not in objects.values()
 
 
+class Scaled(keras.layers.Layer):  # type: ignore[misc]
+    """Keras wraps its build() in a function that holds the layer."""
+
+    def build(self, shape: Any) -> None:
+        self.factor = self.add_weight(shape=(1,), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        return x * self.factor
+
+
+def test_a_layer_with_its_own_build_is_sent_as_a_class_alone() -> None:
+    objects = find_custom_objects(network(Scaled()))
+    assert Scaled in objects.values() and "build" not in objects
+    assert b"_unpickle_model" not in pack("custom_objects", objects)
+
+
 def test_opened_objects_are_new() -> None:
     optimizer = keras.optimizers.SGD(0.25)
     content = pack("the optimizer", [optimizer, keras.losses.MeanSquaredError()])

@@ -62,6 +62,8 @@ def test_the_members_of_a_group() -> None:
         "ExceptionGroup: loading (2 sub-exceptions): ValueError: a; "
         "ExceptionGroup: inner (1 sub-exception): KeyError: 'x'"
     )
+    caused = fail(GROUP("loading", [fail(ValueError("outer"), KeyError("k"))]))
+    assert error_text.describe_error(caused).endswith(": ValueError: outer (from KeyError: 'k')")
     many = fail(GROUP("loading", [ValueError(str(number)) for number in range(20)]))
     assert error_text.describe_error(many).endswith("; ValueError: 7; 12 more")
 
