@@ -33,6 +33,34 @@ from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.env import WITHOUT_EFFECT, Settings, find_misspelled_variables, requests_autotune
 from spark_estimator.errors import HorovodInternalError, NotInitializedError, PeerLostError
 
+#: Horovod's functions that are alike in all frameworks: each binding exports them.
+__all__ = [
+    "add_process_set",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
 _log = log.get_logger(__name__)
 
 

@@ -20,33 +20,9 @@ if importlib.util.find_spec("keras") is None and importlib.util.find_spec("tf_ke
         name="keras",
     )
 
+from spark_estimator.collectives import context as _context
 from spark_estimator.collectives.arrays import barrier
-from spark_estimator.collectives.context import (
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from spark_estimator.collectives.context import *  # noqa: F403  the functions that are alike in all frameworks
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.errors import HorovodInternalError
@@ -89,6 +65,7 @@ _LATER = {
 }
 
 __all__ = [
+    *_context.__all__,
     "Adasum",
     "Average",
     "Compression",
@@ -100,7 +77,6 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -109,33 +85,10 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allreduce",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
 
 

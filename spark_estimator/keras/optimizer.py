@@ -135,27 +135,14 @@ def PartialDistributedOptimizer(
     Raises:
         ValueError: something is no layer, or has not been built; the rest as for `DistributedOptimizer`.
     """
+    arguments = {name: value for name, value in locals().items() if name != "local_layers"}
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:
         if not hasattr(layer, "trainable_variables") or not hasattr(layer, "built"):
             raise ValueError(f"local_layers must hold Keras layers, not {layer!r}.")
         if not layer.built:
             raise ValueError(f"local_layers: layer {layer.name!r} has no variables yet; build it first.")
-    wrapped = DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    wrapped = DistributedOptimizer(**arguments)
     for layer in layers:
         for variable in layer.trainable_variables:
             wrapped.register_local_var(variable)

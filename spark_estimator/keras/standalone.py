@@ -28,22 +28,7 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """Has a Keras optimizer average gradients over all ranks; see `optimizer.DistributedOptimizer`."""
-    return of_keras.DistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    return of_keras.DistributedOptimizer(**locals())  # the same names, in another order
 
 
 def PartialDistributedOptimizer(
@@ -64,19 +49,4 @@ def PartialDistributedOptimizer(
     average_aggregated_gradients: bool = False,
 ) -> Any:
     """Wrap as `DistributedOptimizer` does, with layers whose variables are of this rank only; see there."""
-    return of_keras.PartialDistributedOptimizer(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups,
-        process_set,
-        local_layers,
-        scale_local_gradients,
-    )
+    return of_keras.PartialDistributedOptimizer(**locals())  # the same names, in another order

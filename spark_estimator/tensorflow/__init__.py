@@ -20,32 +20,8 @@ if importlib.util.find_spec("tensorflow") is None:
         name="tensorflow",
     )
 
-from spark_estimator.collectives.context import (
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from spark_estimator.collectives import context as _context
+from spark_estimator.collectives.context import *  # noqa: F403  the functions that are alike in all frameworks
 from spark_estimator.collectives.ops import barrier as _barrier
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.collectives.reductions import Adasum, Average, Max, Min, Product, Sum
@@ -81,6 +57,7 @@ if TYPE_CHECKING:
     from spark_estimator.tensorflow.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
+    *_context.__all__,
     "Adasum",
     "Average",
     "BroadcastGlobalVariablesHook",
@@ -95,7 +72,6 @@ __all__ = [
     "Product",
     "Sum",
     "SyncBatchNormalization",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -107,42 +83,19 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
     "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
     "refs_to_vars",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
     "vars_to_refs",
 ]
 

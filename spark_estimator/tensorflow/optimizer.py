@@ -101,22 +101,7 @@ def DistributedOptimizer(
         ValueError: an argument is malformed, or the optimizer is none.
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return _wrap_keras(
-            optimizer,
-            name=name,
-            device_dense=device_dense,
-            device_sparse=device_sparse,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-            gradient_predivide_factor=gradient_predivide_factor,
-            op=op,
-            backward_passes_per_step=backward_passes_per_step,
-            average_aggregated_gradients=average_aggregated_gradients,
-            num_groups=num_groups,
-            groups=groups,
-            process_set=process_set,
-            scale_local_gradients=scale_local_gradients,
-        )
+        return _wrap_keras(**{argument: value for argument, value in locals().items() if argument != "use_locking"})
     passes = to_whole_number(backward_passes_per_step) or 0
     if passes <= 0:
         raise ValueError(

@@ -131,19 +131,7 @@ def PartialDistributedGradientTape(
     Args:
         local_layers: a Keras layer or several, built; see `register_local_source`.
     """
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+    tape = DistributedGradientTape(**{name: value for name, value in locals().items() if name != "local_layers"})
     layers: Any = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers]
     for layer in layers:
         if layer is None:

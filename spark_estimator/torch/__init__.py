@@ -17,32 +17,8 @@ if importlib.util.find_spec("torch") is None:
         "spark_estimator.torch (horovod.torch) needs PyTorch, which is not installed: pip install torch", name="torch"
     )
 
-from spark_estimator.collectives.context import (
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from spark_estimator.collectives import context as _context
+from spark_estimator.collectives.context import *  # noqa: F403  the functions that are alike in all frameworks
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.errors import HorovodInternalError
@@ -91,6 +67,7 @@ if TYPE_CHECKING:
     from spark_estimator.extensions.local_steps import DiLoCo, LocalSGD
 
 __all__ = [
+    *_context.__all__,
     "Adasum",
     "Average",
     "Compression",
@@ -104,7 +81,6 @@ __all__ = [
     "Product",
     "Sum",
     "SyncBatchNorm",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -122,14 +98,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -138,27 +107,11 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
 

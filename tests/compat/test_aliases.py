@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_estimator import compat
+from spark_estimator.collectives import context
 from spark_estimator.compat.aliases import INSTEAD, MODULES, PACKAGES, ROOTS, advise
 
 #: Old name -> the name of its target, where that has another one.
@@ -79,7 +80,8 @@ def test_no_submodule_hides_a_name_of_the_package_that_it_leads_to() -> None:
     # Importing horovod.torch.x sets the attribute x of spark_estimator.torch.
     for binding in ("torch", "tensorflow", "keras"):
         source = Path(importlib.util.find_spec(f"spark_estimator.{binding}").origin).read_text()  # type: ignore[union-attr,arg-type]
-        offered = ast.literal_eval(source.partition("__all__ = ")[2].partition("]")[0] + "]")
+        listed = source.partition("__all__ = [\n    *_context.__all__,")[2].partition("]")[0]
+        offered = [*context.__all__, *ast.literal_eval(f"[{listed}]")]
         assert len(offered) > 20
         for old in MODULES:
             parent, _, name = old.rpartition(".")
