@@ -46,8 +46,7 @@ def get_logger(name: str = ROOT) -> logging.Logger:
 def configure(level: str, rank: int | None = None, *, times: bool = False) -> None:
     """Set the level of the package's logger and put the rank into its messages; called by ``init()``.
 
-    If the application has added handlers to the ``spark_estimator`` logger, they are kept and no handler is
-    added.
+    If the application has added handlers to the ``spark_estimator`` logger, they are kept and no handler is added.
 
     Args:
         level: a key of `LEVELS`.

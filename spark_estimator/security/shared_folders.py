@@ -20,8 +20,7 @@ def refuse_foreign(path: str) -> None:
 
     Raises:
         PermissionError: the path leads through a link that another user has made in a shared folder, or in a
-            folder of their own there; or to a file in a shared folder that is another user's or has a second
-            name.
+            folder of their own there; or to a file in a shared folder that is another user's or has a second name.
         OSError: the path cannot be followed.
     """
     # The kernel goes up from where a link leads; abspath(), by which folders are made, from the link itself.

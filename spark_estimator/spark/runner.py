@@ -51,9 +51,8 @@ def run(
         num_proc: number of ranks. None: all slots of the session, or ``spark.default.parallelism`` if it is set
             to less.
         start_timeout: seconds until user code must have started on all ranks. None:
-            `HOROVOD_SPARK_START_TIMEOUT`, 600 by default. More ranks than the session has slots are an immediate
-            error. There is no timeout where executors can't connect to the driver and Spark doesn't report
-            whether they run.
+            `HOROVOD_SPARK_START_TIMEOUT`, 600 by default. More ranks than the session has slots are an immediate error.
+            There is no timeout where executors can't connect to the driver and Spark doesn't report whether they run.
         env: variables for the ranks, in addition to those of their executors. Variables of this process that
             begin with ``HOROVOD_``, ``SPARK_ESTIMATOR_`` or ``NCCL_`` are always passed on. ``PYTHONPATH`` adds
             folders to the ranks' module search path.

@@ -73,9 +73,7 @@ class RunViews:
         return open_folder
 
     def sync_fn(self, run_id: str) -> Callable[[str], None]:
-        """Return a function that copies the files below a local folder into the run's folder, those that have
-        changed.
-        """
+        """Return a function that copies the changed files below a local folder into the run's folder."""
         store: Any = self
         run_path: str = store.get_run_path(run_id)
         copied: dict[str, float] = {}

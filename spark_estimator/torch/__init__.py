@@ -37,12 +37,6 @@ from spark_estimator.torch.collectives.grouped import (
     grouped_reducescatter_async,
 )
 from spark_estimator.torch.collectives.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     allgather_async,
     allreduce_,
     allreduce_async,
@@ -53,11 +47,11 @@ from spark_estimator.torch.collectives.ops import (
     broadcast_async,
     broadcast_async_,
     join,
-    poll,
     reducescatter_async,
     sparse_allreduce_async,
-    synchronize,
 )
+from spark_estimator.torch.collectives.pending import poll, synchronize
+from spark_estimator.torch.collectives.reductions import Adasum, Average, Max, Min, Product, Sum
 from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.optimizer.optimizer import DistributedOptimizer
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters

@@ -6,7 +6,8 @@ from spark_estimator.collectives.context import rank, size
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
 from spark_estimator.torch.collectives.differentiable import allgather
-from spark_estimator.torch.collectives.ops import broadcast_, broadcast_async_, synchronize
+from spark_estimator.torch.collectives.ops import broadcast_, broadcast_async_
+from spark_estimator.torch.collectives.pending import synchronize
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = [

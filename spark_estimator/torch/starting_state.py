@@ -20,6 +20,7 @@ from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.ops import to_whole_number
 from spark_estimator.torch.collectives import ops
 from spark_estimator.torch.collectives.memory import check_parameter, describe_call, overlaps_itself
+from spark_estimator.torch.collectives.pending import synchronize
 from spark_estimator.torch.optimizer.optimizer import DistributedMethods, find_user_class
 
 
@@ -214,4 +215,4 @@ def _check_root(root_rank: object, kind: str) -> int:
 def _broadcast_all(named: Sequence[tuple[str, torch.Tensor]], root_rank: int) -> None:
     handles = [ops.broadcast_async_(tensor, root_rank, name) for name, tensor in named]
     for handle in handles:
-        ops.synchronize(handle)
+        synchronize(handle)

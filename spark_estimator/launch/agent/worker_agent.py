@@ -242,26 +242,20 @@ class _Process:
             self.stop(f"because its requests could not be passed on: {error!r}", at_once=True)
 
     def note_begin(self, rank: int, pid: int) -> None:
-        """Note that user code begins."""
         self._link.send_json(frames.BEGUN, process=self._number, rank=rank, pid=pid)
 
     def pass_lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
-        """Pass on lines of "stdout" or "stderr"."""
         for text in texts:
             self._link.send_json(frames.LINE, process=self._number, rank=rank, stream=stream, text=text)
 
     def log(self, rank: int, message: str) -> None:
-        """Pass on a message for the person at the launcher."""
         self._link.send_json(frames.MESSAGE, process=self._number, rank=rank, text=message)
 
     def note_progress(self, rank: int, progress: Progress) -> None:
-        """Note how far the rank is."""
         self._link.send_json(frames.PROGRESS, process=self._number, rank=rank, report=progress.to_dict())
 
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
-        """Pass on a record of an estimator's training."""
         self._link.send_json(frames.RECORD, process=self._number, rank=rank, record=dict(record))
 
     def note_failure(self, report: FailureReport) -> None:
-        """Note that the rank has failed."""
         self._link.send_json(frames.FAILURE, process=self._number, report=report.to_dict())

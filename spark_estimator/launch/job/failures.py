@@ -138,8 +138,7 @@ def shorten(text: str, limit: int = MAX_TRACEBACK_CHARACTERS) -> str:
 def _shorten_for_frame(text: str, limit: int) -> str:
     """Shorten `text`, so that a frame of the driver channel holds it and the other texts of a report.
 
-    JSON writes most characters in at most six bytes, but some (emoji) in twelve: of those there may be half as
-    many.
+    JSON writes most characters in at most six bytes, but some (emoji) in twelve: of those there may be half as many.
     """
     short = shorten(text, limit)
     return short if len(json.dumps(short)) <= 6 * limit else shorten(text, limit // 2)

@@ -1,5 +1,4 @@
-"""Which GPUs each rank of a host sees: Spark's addresses become CUDA_VISIBLE_DEVICES. Pure, but for
-`find_task_gpus`.
+"""Which GPUs each rank of a host sees: Spark's addresses become CUDA_VISIBLE_DEVICES. Pure, but for `find_task_gpus`.
 
 Spark numbers the GPUs that an executor has discovered, and sets no variable. What follows from its numbers:
 

@@ -56,9 +56,8 @@ def choose_java_environment(environ: Mapping[str, str] | None = None) -> dict[st
 def _write_wrapper(java: Java, environ: Mapping[str, str]) -> Path:
     """Write a JAVA_HOME whose ``bin/java`` starts `java` without the module that it lacks.
 
-    It is in the user's cache folder, where Spark's daemons find it as long as they run. If other users can write
-    to that folder, or it is mounted noexec, it is in a new temporary folder that is deleted when this process
-    ends.
+    It is in the user's cache folder, where Spark's daemons find it as long as they run. If other users can write to
+    that folder, or it is mounted noexec, it is in a new temporary folder that is deleted when this process ends.
     """
     script = WRAPPER.format(flag=VECTOR_MODULE, java=shlex.quote(str(java.executable)))
     digest = hashlib.sha256(script.encode()).hexdigest()[:16]

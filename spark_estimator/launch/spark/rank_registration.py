@@ -104,10 +104,9 @@ class RankRegistration:
 class DriverRegistration:
     """The facts of one job's supervisors, in a stage whose tasks start one by one.
 
-    Until the last is there, nothing runs on any: one that is lost is no loss, as Spark starts its task again.
-    After that no supervisor is admitted, since it would run a rank for the second time. That of a copy of a slow
-    task asks again until Spark ends it. That of a task whose result Spark has lost would ask for ever:
-    `find_repeated` names it.
+    Until the last is there, nothing runs on any: one that is lost is no loss, as Spark starts its task again. After
+    that no supervisor is admitted, since it would run a rank for the second time. That of a copy of a slow task asks
+    again until Spark ends it. That of a task whose result Spark has lost would ask for ever: `find_repeated` names it.
 
     Args:
         As for `RankRegistration`.

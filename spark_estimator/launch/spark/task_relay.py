@@ -99,11 +99,9 @@ class TaskRelay:
             self._channel.flush(channel.CONNECT_TIMEOUT)
 
     def note_begin(self, rank: int, pid: int) -> None:
-        """Note that user code begins."""
         self._send(frames.BEGUN, rank=rank, host=socket.gethostname(), pid=pid)
 
     def pass_lines(self, rank: int, stream: str, texts: Sequence[str]) -> None:
-        """Pass on lines of "stdout" or "stderr"."""
         for text in texts:
             if not self._job.forward_lines:
                 self._note_line(rank, stream, text)
@@ -111,12 +109,10 @@ class TaskRelay:
                 self._keep(rank, stream, text)
 
     def log(self, rank: int, message: str) -> None:
-        """Pass on a message for the person at the driver."""
         if not self._send(frames.LOG, rank=rank, text=message):
             self._keep(rank, "", message)
 
     def note_progress(self, rank: int, progress: Progress) -> None:
-        """Note how far the rank is."""
         self._send(frames.PROGRESS, rank=rank, report=progress.to_dict())
 
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
@@ -124,7 +120,6 @@ class TaskRelay:
         self._send(frames.RECORD, rank=rank, record=dict(record))
 
     def note_failure(self, report: FailureReport) -> None:
-        """Note that the rank has failed."""
         sent = self._send(frames.FAILURE, report=report.to_dict())
         if sent and self._job.driver_host_id == host_id():
             return  # the executor's log would most likely be the same screen

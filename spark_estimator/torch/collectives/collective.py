@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -42,10 +43,11 @@ Rows = tuple[int, ...]
 only: Callable[[Sequence[Any]], Any] = operator.itemgetter(0)
 
 
+@dataclass(slots=True)
 class Collective(Generic[Result]):
     """A collective that can be run, or submitted, once.
 
-    Args:
+    Attributes:
         op: the kind, for the engine.
         name: for the engine; a kind when `unnamed`. See `make_request_name`.
         unnamed: whether the ranks' calls are matched by their order.
@@ -55,45 +57,25 @@ class Collective(Generic[Result]):
         options: further arguments of ``collectives.ops.submit``.
     """
 
-    __slots__ = ("_keep", "_name", "_op", "_options", "_result", "_tensors", "_unnamed")
-
-    def __init__(
-        self,
-        op: Op,
-        name: str,
-        unnamed: bool,
-        tensors: Sequence[Tensor],
-        keep: object,
-        result: Callable[[Handle | None], Result],
-        **options: Any,
-    ) -> None:
-        self._op = op
-        self._name = name
-        self._unnamed = unnamed
-        self._tensors = tensors
-        self._keep = keep
-        self._result = result
-        self._options = options
+    op: Op
+    name: str
+    unnamed: bool
+    tensors: Sequence[Tensor]
+    keep: object
+    result: Callable[[Handle | None], Result]
+    options: Mapping[str, Any]
 
     def run(self, *, repeats: bool = True) -> Result:
         """Run it and return its result. Raise as ``ops.run``. Without `repeats` no call of the name follows."""
-        handle = collectives.run(
-            self._op,
-            self._name,
-            self._tensors,
-            keep=self._keep,
-            unnamed=self._unnamed,
-            repeats=repeats,
-            **self._options,
-        )
-        return self._result(handle)
+        arguments: dict[str, Any] = {"keep": self.keep, "unnamed": self.unnamed, "repeats": repeats, **self.options}
+        return self.result(collectives.run(self.op, self.name, self.tensors, **arguments))
 
     def submit(self, of: Callable[[Result], object] | None = None) -> int:
         """Submit it; return the number for `synchronize`, which applies `of`. Raise as ``ops.submit``."""
         handle = collectives.submit(
-            self._op, self._name, self._tensors, keep=self._keep, unnamed=self._unnamed, **self._options
+            self.op, self.name, self.tensors, keep=self.keep, unnamed=self.unnamed, **self.options
         )
-        result = self._result
+        result = self.result
         return register_pending(handle, lambda: result(handle) if of is None else of(result(handle)))
 
 
@@ -142,18 +124,15 @@ def make_allreduce(
     if residues and gpu is not None:
         warn_about_int8()
         residues = ()
+    owed = int8.find_residues(process_set, residues, forms) if residues else ()
+    factors = {"prescale": prescale, "postscale": postscale}
     return Collective(
         Op.ALLREDUCE,
         *make_request_name(kind, name),
         described_tensors,
         (sources, outputs),
         fetch_result,
-        reduce_op=op,
-        prescale=prescale,
-        postscale=postscale,
-        process_set=process_set,
-        gpu=gpu,
-        residues=int8.find_residues(process_set, residues, forms) if residues else (),
+        {"reduce_op": op, **factors, "process_set": process_set, "gpu": gpu, "residues": owed},
     )
 
 
@@ -194,7 +173,12 @@ def make_allgather(
 
     wires = [_describe_input(source) for source in sources]
     return Collective(
-        Op.ALLGATHER, *make_request_name(kind, name), wires, sources, fetch_result, process_set=process_set, gpu=gpu
+        Op.ALLGATHER,
+        *make_request_name(kind, name),
+        wires,
+        sources,
+        fetch_result,
+        {"process_set": process_set, "gpu": gpu},
     )
 
 
@@ -223,9 +207,7 @@ def make_broadcast(
         [make_wire_tensor(source, output)],
         (source, output),
         fetch_result,
-        root_rank=root_rank,
-        process_set=process_set,
-        gpu=gpu,
+        {"root_rank": root_rank, "process_set": process_set, "gpu": gpu},
     )
 
 
@@ -254,7 +236,13 @@ def make_alltoall(
     wires = [_describe_input(source)]
     name, unnamed = make_request_name(kind, name)
     return Collective(
-        Op.ALLTOALL, name, unnamed, wires, source, fetch_result, splits=shares, process_set=process_set, gpu=gpu
+        Op.ALLTOALL,
+        name,
+        unnamed,
+        wires,
+        source,
+        fetch_result,
+        {"splits": shares, "process_set": process_set, "gpu": gpu},
     )
 
 
@@ -298,11 +286,7 @@ def make_reducescatter(
         [make_wire_tensor(source, output) for source, output in zip(sources, outputs, strict=True)],
         (sources, outputs),
         fetch_result,
-        reduce_op=op,
-        prescale=prescale,
-        postscale=postscale,
-        process_set=process_set,
-        gpu=gpu,
+        {"reduce_op": op, "prescale": prescale, "postscale": postscale, "process_set": process_set, "gpu": gpu},
     )
 
 

@@ -26,32 +26,8 @@ from spark_estimator.torch.collectives.collective import (
     only,
 )
 from spark_estimator.torch.collectives.memory import check_tensor, describe_call
-from spark_estimator.torch.collectives.pending import poll, synchronize
-from spark_estimator.torch.collectives.reductions import Adasum, Average, Max, Min, Product, Sum, reduce_op
-
-__all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "allgather_async",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall_async",
-    "barrier",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "join",
-    "poll",
-    "reduce_op",
-    "reducescatter_async",
-    "sparse_allreduce_async",
-    "synchronize",
-]
+from spark_estimator.torch.collectives.pending import synchronize
+from spark_estimator.torch.collectives.reductions import Average, Sum, reduce_op
 
 
 def allreduce_async(
@@ -102,8 +78,7 @@ def allreduce_(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Sum or average sparse tensors over all ranks. They are sent as they are, in one allgather; nothing is made
-    dense.
+    """Sum or average sparse tensors over all ranks. They are sent as they are, in one allgather; nothing is made dense.
 
     Args:
         tensor: a COO tensor of the same shape, type and number of sparse dimensions on all ranks. How many entries

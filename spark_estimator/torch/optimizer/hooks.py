@@ -36,9 +36,8 @@ class Listener(Protocol):
 class ParameterHooks:
     """The hooks of one listener, which they do not keep alive.
 
-    A parameter has one listener, the one that was made last: a notebook cell that is run again wraps a new
-    optimizer around the same model while the old one lives on, and two requests must not work on one gradient's
-    memory.
+    A parameter has one listener, the one that was made last: a notebook cell that is run again wraps a new optimizer
+    around the same model while the old one lives on, and two requests must not work on one gradient's memory.
 
     Attributes:
         counting: one element: whether gradients are taken out of the sets that `count_in` has named.
