@@ -249,7 +249,7 @@ def test_a_run_from_its_first_epoch_to_its_model(
     client = tracking.MlflowClient()
     for name in SIGNALS:
         values = [(value.step, value.value) for value in client.get_metric_history(run.info.run_id, name)]
-        assert values == [(row["epoch"], row[name]) for row in model.getHistory().rows()]
+        assert values == [(row["epoch"], row[name]) for row in model.getHistory().to_rows()]
     steps = client.get_metric_history(run.info.run_id, "train_loss_step")
     assert [value.step for value in steps] == [2, 4, 6, 8, 10] and all(value.value > 0 for value in steps)
 

@@ -202,7 +202,7 @@ def test_a_server_that_goes_away_and_comes_back(
     (run,) = runs_of(experiment)
     assert run.info.status == "FINISHED"
     losses = mlflow.MlflowClient().get_metric_history(run.info.run_id, "train_loss")
-    assert [value.value for value in losses] == [row["train_loss"] for row in models[0].getHistory().rows()]
+    assert [value.value for value in losses] == [row["train_loss"] for row in models[0].getHistory().to_rows()]
     assert_predicts_as(models[0], line, ["features"], ["y__output"])
 
 
