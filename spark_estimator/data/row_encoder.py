@@ -309,7 +309,10 @@ class RowEncoder:
         wanted = [int(column[1:]) for column in field.columns]
         numbers = next(numbers for numbers in self.packed if wanted[0] in numbers)
         rows: Array = batch.column(_name_array(numbers)).flatten().to_numpy().reshape(-1, len(numbers))
-        return rows if tuple(wanted) == numbers else rows.take([numbers.index(number) for number in wanted], axis=1)
+        first, stop = numbers.index(wanted[0]), numbers.index(wanted[-1]) + 1
+        if numbers[first:stop] == tuple(wanted):
+            return numpy.ascontiguousarray(rows[:, first:stop])
+        return rows.take(list(map(numbers.index, wanted)), axis=1)
 
 
 def _name_array(numbers: Sequence[int]) -> str:
@@ -333,6 +336,8 @@ def split_columns(values: pyarrow.Array, count: int) -> list[pyarrow.Array]:
 
 def read_marks(column: pyarrow.Array) -> pyarrow.Array:
     """Return [rows] true and false, of a column of 0 and 1; null where there is another number."""
+    if pyarrow.types.is_boolean(column.type):
+        return column
     marks = column.cast(pyarrow.bool_())
     known = pyarrow.compute.equal(marks.cast(pyarrow.int8()), column.cast(pyarrow.int64()))
     return pyarrow.compute.if_else(known, marks, pyarrow.scalar(None, pyarrow.bool_()))

@@ -38,9 +38,8 @@ def feed_raw_columns(encoder: RowEncoder, columns: Sequence[Readable]) -> tuple[
     Args:
         columns: that the encoder reads.
     """
-    return number_columns(column.stored for column in columns), SpoolFeed(
-        encoder, tuple(column.name for column in columns)
-    )
+    feed = SpoolFeed(encoder, tuple(column.name for column in columns))
+    return number_columns(column.stored for column in columns), feed
 
 
 def select_inputs(schema: StructType, encoder: RowEncoder) -> tuple[list[Column], RowEncoder]:

@@ -116,8 +116,7 @@ def begin(
     if known is None:
         identity = {} if spec.store is None else identity_of(spec, rows.compute_checksums())
         checkpoint = _record_epochs(spec, load(spec, identity, form))
-        rows_read = rows.read if isinstance(rows, RankRows) else ()
-        known = KnownRun.from_checkpoint(spec, identity, checkpoint, rows_read)
+        known = KnownRun.from_checkpoint(spec, identity, checkpoint, rows.read if isinstance(rows, RankRows) else ())
     if spec.held_share:
         rows, validation_rows = rows.split(spec.held_share, known.seed, known.read)
     validation_rows = validation_rows if validation_rows is not None and validation_rows.total else None

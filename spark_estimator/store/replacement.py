@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import glob
 import os
 import re
 import secrets
@@ -97,7 +98,7 @@ def find_surviving_folder(target: Path, marker: str) -> Path:
     """Return the folder, with its `marker`, to read: the target, or the previous one if a replacement was killed."""
     if not (target / marker).exists():
         real = Path(os.path.realpath(target))
-        for aside in real.parent.glob(f".{_escape(real.name)}.????????.previous"):
+        for aside in real.parent.glob(f".{glob.escape(real.name)}.????????.previous"):
             if (aside / marker).exists() and aside.with_suffix(".partial").exists():
                 return aside
     return target
@@ -302,7 +303,3 @@ def _remove(path: str) -> None:
     else:
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def _escape(name: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", name)

@@ -155,7 +155,7 @@ _GRADIENTS = {
 
 def _differentiate_node(node: Any, *incoming: Any) -> list[Any]:
     """Return the gradient of a node, from its attributes; called by TensorFlow."""
-    request = _to_text(node.get_attr("request"))
+    request = tf.compat.as_str(node.get_attr("request"))
     by_node_name = bool(node.get_attr("by_node_name"))
     collective = GraphCollective(
         node.type,
@@ -174,10 +174,6 @@ def _differentiate_node(node: Any, *incoming: Any) -> list[Any]:
         return Naming(request.partition(".")[0], request=request + suffix, by_node_name=by_node_name)
 
     return _compute_gradient(collective, name_again, list(node.inputs), list(node.outputs), incoming)
-
-
-def _to_text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 for _op in _GRADIENTS:
