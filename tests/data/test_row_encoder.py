@@ -147,6 +147,19 @@ def test_packed_rows_become_matrices_without_a_copy(rows: int, offset: int) -> N
     assert whole.tolist() == floats[offset:][:rows][:, 1:3].astype(int).tolist()
 
 
+def test_marks_and_categories_of_packed_rows() -> None:
+    """Marks go beside rows that stay together; ids are looked up column by column."""
+    numbers = pyarrow.array([[7, 1], [9, 0]], pyarrow.list_(pyarrow.int64()))
+    field = Field(("a", "b"), ("c0", "c1"), (1, 1), "int64", (2,))
+    encoder = RowEncoder(("c0", "c1"), (field,), packed=((0, 1),), marker="held")
+    batch_of_spark = encoder.make_batch([numbers, pyarrow.array([1, 0])])
+    rows = encoder.to_numbers(batch_of_spark)
+    assert rows.schema.names == ["packed0", "marker"] and rows.column("marker").to_pylist() == [True, False]
+    assert encoder.make_matrices(rows)[0].tolist() == [[7, 1], [9, 0]]
+    with_ids = replace(encoder, categories={"c0": Vocabulary("a", (9, 7))})
+    assert with_ids.encode(batch_of_spark)[0].tolist() == [[2, 1], [1, 0]]
+
+
 def test_an_error_names_the_scalar_of_a_packed_column() -> None:
     """Scalars of several columns in one array."""
     encoder = RowEncoder(("c0", "c1"), (Field(("a", "b"), ("c0", "c1"), (1, 1), "int64", (2,)),), packed=((0, 1),))
