@@ -43,10 +43,10 @@ class Finding:
         return f"{self.state.value:>8}  {self.name:<16} {self.text}{fix}"
 
 
-def attempt(name: str, look: Callable[[], str], *, state: Severity = Severity.MISSING, fix: str = "") -> Finding:
+def attempt(name: str, check: Callable[[], str], *, state: Severity = Severity.MISSING, fix: str = "") -> Finding:
     """Run one check; what it raises becomes the finding."""
     try:
-        return Finding(name, Severity.OK, look())
+        return Finding(name, Severity.OK, check())
     except SparkEstimatorError as error:
         # This package's errors contain the remedy.
         return Finding(name, state, str(error))

@@ -286,13 +286,13 @@ def check_gpu_collectives() -> Finding:
             return Finding(name, Severity.NOTE, f"none; {has}")
         wrong_path = nccl.trouble if settings.nccl_library else ""
         return Finding(name, Severity.NOTE, f"none, tensors use host memory; {has}; {reason}", wrong_path)
-    ways = found.describe_gpu_paths(settings.gpu_operations, nccl)
+    chosen = found.describe_gpu_paths(settings.gpu_operations, nccl)
     missing = [nccl.trouble] if nccl.trouble else []
     if (torch := _find_version("torch")).endswith("+cpu"):
         missing.append(f"PyTorch {torch} is built without CUDA: install one that has it")
     peers = _describe_peers(cuda.devices, found.find_unreachable_peers(paths.cuda, cuda.devices))
     fails = settings.gpu_operations == "nccl" and bool(nccl.trouble)
-    return Finding(name, Severity.NOTE if fails else Severity.OK, f"{ways}; {has}, {peers}", "; ".join(missing))
+    return Finding(name, Severity.NOTE if fails else Severity.OK, f"{chosen}; {has}, {peers}", "; ".join(missing))
 
 
 def _describe_peers(devices: int, apart: Sequence[tuple[int, int]]) -> str:

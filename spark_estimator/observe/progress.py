@@ -99,11 +99,15 @@ def find_pipe(environ: MutableMapping[str, str]) -> int | None:
 
 
 class ProgressReporter:
-    """A daemon thread that reports what `look` returns, until `stop`, or an exception, ends it."""
+    """A daemon thread that reports this process's progress, until `stop`: the last report has no wait and no training.
 
-    def __init__(self, descriptor: int, look: Callable[[], tuple[int, float, str]]) -> None:
+    Args:
+        measure: returns (calls, seconds of waiting, in which collective); any exception ends the reports.
+    """
+
+    def __init__(self, descriptor: int, measure: Callable[[], tuple[int, float, str]]) -> None:
         self._descriptor = descriptor
-        self._look = look
+        self._measure = measure
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._report_until_stopped, name="spark_estimator progress", daemon=True)
         self._thread.start()
@@ -117,10 +121,10 @@ class ProgressReporter:
     def _report_until_stopped(self) -> None:
         try:
             while not self._stopped.wait(INTERVAL_SECONDS):
-                calls, waiting, waits_in = self._look()
+                calls, waiting, waits_in = self._measure()
                 training = None if _meter is None else _meter.report()
                 self._write(Progress(time.monotonic(), _steps, calls, waiting, waits_in[:_LONGEST_NAME], training))
-            calls, _, _ = self._look()
+            calls, _, _ = self._measure()
             self._write(Progress(time.monotonic(), _steps, calls))
         except Exception as error:
             _log.debug("progress reports end: %s", error)
@@ -131,7 +135,7 @@ class ProgressReporter:
             os.write(self._descriptor, json.dumps(report.to_dict()).encode() + b"\n")
 
 
-def start_reporter(look: Callable[[], tuple[int, float, str]]) -> ProgressReporter | None:
+def start_reporter(measure: Callable[[], tuple[int, float, str]]) -> ProgressReporter | None:
     """Start a reporter, where the launcher has provided a pipe; None elsewhere."""
     global _descriptor
     if _descriptor is None:
@@ -139,7 +143,7 @@ def start_reporter(look: Callable[[], tuple[int, float, str]]) -> ProgressReport
         if _descriptor is not None:
             os.set_inheritable(_descriptor, False)
             os.set_blocking(_descriptor, False)
-    return None if _descriptor is None else ProgressReporter(_descriptor, look)
+    return None if _descriptor is None else ProgressReporter(_descriptor, measure)
 
 
 def _after_fork_in_child() -> None:

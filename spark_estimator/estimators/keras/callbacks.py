@@ -164,7 +164,7 @@ class KerasCallbacks:
         counted = {key: value for key, value in _copy_attributes(self._saves).items() if key != "filepath"}
         return {"file": numpy.frombuffer(content, numpy.uint8), "saves": counted, **changed}
 
-    def take(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned, after `on_train_begin`."""
         attributes = state["attributes"]
         if len(attributes) == len(self._on_all):
@@ -179,7 +179,7 @@ class KerasCallbacks:
         for key, value in state["saves"].items():
             setattr(self._saves, key, value)
 
-    def give_back(self) -> None:
+    def load_best_weights(self) -> None:
         """Load, on rank 0, what `checkpoint_callback` has saved, if anything, with the learning rate of one process."""
         if self._saves is not None and Path(self._saves.filepath).exists():
             self._model.load_weights(self._saves.filepath)

@@ -151,7 +151,7 @@ class Loop:
             for variable in self._gathered:
                 variable.assign(numpy.zeros(tuple(variable.shape)))
 
-    def take(self, checkpoint: Checkpoint, *, within: bool) -> None:
+    def restore(self, checkpoint: Checkpoint, *, within: bool) -> None:
         """Restore a checkpoint.
 
         Args:
@@ -247,7 +247,7 @@ class Loop:
         sums = self._sums.get_state()
         yield
         assign(variables, values)
-        self._sums.take(sums)
+        self._sums.restore(sums)
 
     def _make_arrays(self, batch: Batch) -> tuple[Any, Any, Any]:
         """Return inputs, labels and weights of a batch."""
@@ -271,7 +271,7 @@ class Loop:
             return
         assign(self._seeds, within["seeds"])
         assign(self.model.non_trainable_weights, within["weights"])
-        self._sums.take(within["sums"])
+        self._sums.restore(within["sums"])
         set_rng_state(within["chance"])
         self._marks = within.get("marks") or [-1] * len(self._marks)  # earlier checkpoints have none
 

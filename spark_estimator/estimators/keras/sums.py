@@ -79,7 +79,7 @@ class Sums:
         """Return this rank's counts, for a checkpoint."""
         return {"metrics": get_values(self._variables), "rows": self._rows, "totals": dict(self._totals)}
 
-    def take(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Restore what `get_state` returned."""
         if self._variables:
             assign(self._variables, state["metrics"])

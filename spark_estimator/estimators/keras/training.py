@@ -76,10 +76,10 @@ class _KerasTraining:
             return 0
         again = checkpoint.cursor is not None and checkpoint.cursor.spread != rank_run.rows.compute_spread()
         cursor = None if again else checkpoint.cursor
-        self.loop.take(checkpoint, within=cursor is not None)
+        self.loop.restore(checkpoint, within=cursor is not None)
         self.progress.history, self.progress.best = list(checkpoint.history), checkpoint.best
         self.callbacks.on_train_begin()
-        self.callbacks.take(checkpoint.state["callback"])
+        self.callbacks.restore(checkpoint.state["callback"])
         self._has_ended = bool(checkpoint.state["ended"])
         self._has_begun_epoch = cursor is not None
         if cursor is not None and checkpoint.state["stopping"]:
@@ -132,7 +132,7 @@ class _KerasTraining:
         if progress.best is not None:
             assign(loop.model.weights, progress.best)
         else:
-            callbacks.give_back()
+            callbacks.load_best_weights()
         return rank_run.make_result(spec, dump_model(loop.model), progress.history, "model.keras")
 
     def _is_over(self) -> bool:

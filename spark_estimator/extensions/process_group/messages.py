@@ -133,7 +133,7 @@ class Mailbox:
         transfer = Transfer(
             f"rank {self._rank}",
             f"a message of {whose} (tag {tag}, {memory.form})",
-            lambda: self._give_advice(key, rank, ranks),
+            lambda: self._explain_wait(key, rank, ranks),
             self._stall_seconds,
         )
         senders = {candidate for candidate in ranks if candidate != self._rank} if rank is None else {rank}
@@ -205,7 +205,7 @@ class Mailbox:
     def _describe(self, rank: int) -> str:
         return f"rank {rank}" if self.links is None else self.links.describe(rank)
 
-    def _give_advice(self, key: Key, rank: int | None, ranks: Sequence[int]) -> str:
+    def _explain_wait(self, key: Key, rank: int | None, ranks: Sequence[int]) -> str:
         """Return the facts while a receive waits: lost ranks, other messages that arrived, possible causes."""
         senders = [sender for sender in ranks if sender != self._rank] if rank is None else [rank]
         with self._lock:

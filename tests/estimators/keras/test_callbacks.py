@@ -78,10 +78,10 @@ def test_the_model_that_was_saved_last_comes_back(monkeypatch: pytest.MonkeyPatc
     assert state["saves"]["best"] == 0.5 and state["file"].dtype == numpy.uint8 and len(state["file"])
     other = network()
     resumed = callbacks_of(other, checkpoint_callback=saves)
-    resumed.take(state)
+    resumed.restore(state)
     for model, kept in ((net, callbacks), (other, resumed)):
         model.optimizer.learning_rate = 0.1
-        kept.give_back()
+        kept.load_best_weights()
         assert float(model.optimizer.learning_rate) == 0.25  # of one of the two ranks that trained the best epoch
         assert all(numpy.allclose(value, weight) for value, weight in zip(model.get_weights(), best, strict=True))
 
@@ -90,8 +90,8 @@ def test_without_a_callback_that_saves_there_is_no_state() -> None:
     callbacks = callbacks_of(network())
     state = callbacks.get_state()
     assert state == {"attributes": [], "comparisons": []}
-    callbacks.take(state)
-    callbacks.give_back()
+    callbacks.restore(state)
+    callbacks.load_best_weights()
 
 
 class Stateful(keras.callbacks.Callback):  # type: ignore[misc]
@@ -125,6 +125,6 @@ def test_what_callbacks_have_counted_is_part_of_a_checkpoint() -> None:
     lock, function = after.lock, after.function
     content = KerasForm().unpack(KerasForm().to_stream({"callback": first.get_state()}).getvalue())
     assert set(content["callback"]["attributes"][0]) == {"count", "recent", "values"}
-    second.take(content["callback"])
+    second.restore(content["callback"])
     assert (after.count, after.recent, after.values.tolist(), after.limit) == (3, [1, 2, 3], [1, 1], 7)
     assert after.compare is keras.ops.less and after.lock is lock and after.function is function

@@ -35,7 +35,7 @@ def test_batches_of_unequal_size_count_by_their_rows() -> None:
         state = sums.get_state()
         sums.add(net.test_on_batch(x[4:], y[4:], return_dict=True), 1)
         averages = sums.compute_averages()
-        sums.take(state)
+        sums.restore(state)
         assert sums.compute_averages()["loss"] == pytest.approx(3.5), "restored to the first batch"
     assert first["loss"] == pytest.approx(3.5)
     assert averages["loss"] == pytest.approx(6) and averages["mae"] == pytest.approx(2)
