@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -73,7 +74,9 @@ def test_the_function_runs_for_each_row_again_in_each_epoch() -> None:
     batch = pyarrow.RecordBatch.from_pydict({"n": pyarrow.array([5, 6])})
     then = RowEncoder(("x",), transformation=Transformation(function), transformation_columns=("n",))
     then, _ = then.apply(batch)
-    rows = kept(batch, then).with_encoder(then.with_fields([Field(("x",), ("c0",), (1,), "float32")]))
+    # marks are read once, when the rows are kept
+    fitted = replace(then.with_fields([Field(("x",), ("c0",), (1,), "float32")]), marker="held")
+    rows = kept(batch, then).with_encoder(fitted)
     (content,) = rows.encode(batch)
     calls.clear()
     epochs = [rows.encode_kept(content)[0].tolist() for _ in range(2)]

@@ -288,6 +288,7 @@ def test_a_dropped_row_takes_all_of_its_columns_along() -> None:
     encoder = RowEncoder(("a", "b"), (x, y), nulls={"a": "drop"})
     first, second = encoder.encode(batch(a=[1.0, None, float("nan"), 4.0], b=[1, 2, 3, 4]))
     assert first.tolist() == [[1.0], [4.0]] and second.tolist() == [[1], [4]]
+    assert encoder.encode(batch(a=[float("nan"), 2.0], b=[1, 2]))[1].tolist() == [[2]], "NaN alone drops a row, too"
 
 
 def test_categories_are_looked_up_before_nulls_drop_rows() -> None:
