@@ -6,27 +6,21 @@ import logging
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_estimator.collectives import context
 from spark_estimator.collectives.other_launchers.launchers import warn_about_all_rows
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles
+from spark_estimator.extensions.petastorm.predicates import PredicateBase
+from spark_estimator.extensions.petastorm.transform import TransformSpec
 from spark_estimator.extensions.petastorm.unischema import Unischema, UnischemaField
 
 #: Arguments on the internals of petastorm's readers; they have no counterpart here.
 _WITHOUT_EFFECT = {
-    "results_queue_size",
-    "pyarrow_serialize",
-    "shard_seed",
-    "cache_type",
-    "cache_location",
-    "cache_size_limit",
-    "cache_row_size_estimate",
-    "cache_extra_settings",
-    "hdfs_driver",
-    "zmq_copy_buffers",
+    *("results_queue_size", "pyarrow_serialize", "shard_seed", "hdfs_driver", "zmq_copy_buffers"),
+    *("cache_type", "cache_location", "cache_size_limit", "cache_row_size_estimate", "cache_extra_settings"),
     "convert_early_to_numpy",
 }
 #: Arguments that change which rows or values are read, and what to do instead.
@@ -39,14 +33,44 @@ _warned: set[str] = set()
 _log = logging.getLogger(__name__)
 
 
+class ReaderArguments(NamedTuple):
+    """Arguments that all readers share, as in `make_batch_reader`."""
+
+    reader_pool_type: str = "thread"
+    workers_count: int | None = None
+    seed: int | None = None
+    shuffle_rows: bool = False
+    shuffle_row_groups: bool = True
+    shuffle_row_drop_partitions: int = 1
+    predicate: PredicateBase | None = None
+    num_epochs: int | None = 1
+    cur_shard: int | None = None
+    shard_count: int | None = None
+    transform_spec: TransformSpec | None = None
+    filters: Sequence[Any] | None = None
+
+    def check(self) -> None:
+        """Raise ValueError for a shard number out of range, fewer than one epoch or part, or no TransformSpec."""
+        shard, shards = self.cur_shard, self.shard_count
+        if (shard is None) != (shards is None):
+            raise ValueError(f"cur_shard={shard!r} and shard_count={shards!r}: give both or neither.")
+        if shards is not None and shard is not None and not 0 <= shard < shards:
+            raise ValueError(f"cur_shard={shard}: shards are numbered from 0, and shard_count is {shards}.")
+        if self.num_epochs is not None and self.num_epochs < 1:
+            raise ValueError(f"num_epochs must be at least 1, or None for no end; got {self.num_epochs}.")
+        if self.shuffle_row_drop_partitions < 1:
+            raise ValueError(f"shuffle_row_drop_partitions must be at least 1; got {self.shuffle_row_drop_partitions}.")
+        if self.transform_spec is not None and not hasattr(self.transform_spec, "edit_fields"):
+            raise ValueError(
+                f"transform_spec must be an object of petastorm.transform.TransformSpec; got {self.transform_spec!r}."
+            )
+
+
 def choose_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, origin: str) -> Unischema:
     """Return the schema of the columns that petastorm's `schema_fields` mean.
 
     Columns of types that have no numpy array (structs, maps, arrays of arrays) are left out with a warning, as
-    petastorm does.
-
-    Raises:
-        DataError: one of them matches no column, or was named and cannot be read.
+    petastorm does; where one is named it is a DataError.
     """
     fields, omitted = files.read_fields()
     names = choose_columns([*(field.name for field in fields), *omitted], schema_fields)
@@ -64,10 +88,9 @@ def choose_fields(files: DatasetFiles, schema_fields: Sequence[Any] | None, orig
 
 
 def choose_columns(columns: Sequence[str], schema_fields: Sequence[Any] | None) -> list[str]:
-    """Return the columns that petastorm's `schema_fields` mean.
+    """Return those of the columns that petastorm's `schema_fields` mean.
 
     Args:
-        columns: all that there are.
         schema_fields: names, regular expressions that match whole names, or fields of a Unischema; None: all.
 
     Raises:
@@ -146,10 +169,6 @@ def compare_with_job(shard: int, shards: int) -> None:
     rank, size = context.rank(), context.size()
     if size > 1 and (shard, shards) != (rank, size):
         _log.warning(
-            "rank %d of %d reads shard %d of %d: for a different share on each rank set cur_shard=hvd.rank(), "
-            "shard_count=hvd.size()",
-            rank,
-            size,
-            shard,
-            shards,
+            f"rank {rank} of {size} reads shard {shard} of {shards}: for a different share on each rank set "
+            "cur_shard=hvd.rank(), shard_count=hvd.size()"
         )

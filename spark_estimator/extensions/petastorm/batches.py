@@ -9,35 +9,51 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Collection, Iterator
 
 import numpy
 
-from spark_estimator.data.fields import Array, Field
+from spark_estimator.data.fields import Array, Field, find_widths
 from spark_estimator.data.parquet import FileRows
 from spark_estimator.data.rank.joined import Joined
 from spark_estimator.data.rank.prefetch import Ahead
-from spark_estimator.data.rank.shares import compute_share
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.pages import Page, count_rows, make_object_array, slice_page
+from spark_estimator.extensions.petastorm.pages import Page, count_rows, join_pages, make_object_array, slice_page
 from spark_estimator.extensions.petastorm.plan import ReadPlan
-from spark_estimator.extensions.petastorm.stream import rebatch
-from spark_estimator.extensions.petastorm.tensor_fields import are_plain, find_texts, make_tensor_fields
-from spark_estimator.extensions.petastorm.transform import Transformer
 
 # A transform is called for at most this number of bytes, or rows, at a time, but for a batch at least.
 _CALL_BYTES = 2 << 20
 _CALL_ROWS = 1 << 15
 # Each call is long enough to be made ahead separately.
 _AHEAD_BYTES = 1 << 20
+_SAMPLE_ROWS = 100
+_DTYPES = {
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    **dict.fromkeys(("bigint", "date"), "int64"),
+    "boolean": "uint8",
+    "float": "float32",
+    **dict.fromkeys(("double", "timestamp", "timestamp_ntz"), "float64"),
+}
+_PLAIN = (
+    *(numpy.int8, numpy.int16, numpy.int32, numpy.int64, numpy.uint8),
+    *(numpy.float32, numpy.float64, numpy.bool_),
+)
 _log = logging.getLogger(__name__)
 
 
-class BatchSource(Protocol):
-    """All epochs of a shard in batches. It may be iterated again, which reads all epochs once more."""
+class BatchSource:
+    """All epochs of a shard in batches of exactly `batch_size` rows, one batch running into the next epoch.
+
+    The last batch may have fewer. It may be iterated again, which reads all epochs once more.
+    """
+
+    def __init__(self, plan: ReadPlan, batch_size: int) -> None:
+        self._plan = plan
+        self._batch_size = batch_size
+        self._epoch = 0
 
     def __len__(self) -> int:
         """Return the number of batches of one iteration, the same on all shards.
@@ -45,18 +61,52 @@ class BatchSource(Protocol):
         Raises:
             TypeError: there is no end, or a transform determines the number of rows.
         """
+        plan = self._plan
+        if plan.transform is not None and plan.batched:
+            raise TypeError(
+                "the number of rows is known after transform_spec's function has returned them: count steps."
+            )
+        if plan.num_epochs is None:
+            raise TypeError("with num_epochs=None there is no end: count steps, len(converter) // batch_size for one.")
+        return -(-plan.most_rows * plan.num_epochs // self._batch_size)
 
     def __iter__(self) -> Iterator[Page]:
         """Yield arrays [rows, ...] by the names of the columns; each may be written to."""
+        raise NotImplementedError
 
     def release(self) -> None:
         """Release the rows; another iteration reads them again."""
+
+    def _equalize(self, batches: Iterator[Page]) -> Iterator[Page]:
+        """Yield the batches, and one more of one row if the largest shard's odd row forms a separate batch.
+
+        A transform that has changed the number of rows is left alone: how many batches other shards have is not known.
+        """
+        count = steps = 0
+        last: Page = {}
+        for batch in batches:
+            count, steps, last = count + count_rows(batch), steps + 1, batch
+            yield batch
+        epochs = self._plan.num_epochs
+        if epochs is None or not steps or count != self._plan.rows * epochs:
+            return
+        for _ in range(-(-self._plan.most_rows * epochs // self._batch_size) - steps):
+            yield {name: array.copy() for name, array in slice_page(last, 0, 1).items()}
 
 
 def make_batch_source(
     plan: ReadPlan, batch_size: int, capacity: int, numbers: bool, by_row: bool = False
 ) -> BatchSource:
-    """Return a plan's rows in batches; see `Reader.make_batches`."""
+    """Return a plan's rows in batches.
+
+    Args:
+        capacity: if rows are not mixed as a whole, each batch is drawn from this number of rows.
+        numbers: dates, timestamps and decimals may become numbers.
+        by_row: the batches are handed out row by row: arrays of a column may differ in length.
+
+    Raises:
+        DataError: a column cannot be read so; the text names it.
+    """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
     for_torch = numbers and plan.transform is None
@@ -68,12 +118,7 @@ def make_batch_source(
     if plan.transform is not None and not plan.batched:
         return in_groups
     try:
-        fields = make_tensor_fields(plan)
-        rows = FileRows(plan.files, RowEncoder(plan.columns))
-        seed = plan.seed if plan.shuffles or capacity else None
-        result = ShardBatches(
-            rows, fields, plan.shard, plan.shards, plan.num_epochs, seed, batch_size, plan.transformer, plan
-        )
+        result = ShardBatches(plan, batch_size, mixed=plan.shuffles or bool(capacity))
         if plan.transform is not None or by_row:
             result.read()
     except DataError as reason:
@@ -84,84 +129,45 @@ def make_batch_source(
     return result
 
 
-class ShardBatches:
-    """All epochs of a shard in batches of exactly `batch_size` rows, one batch running into the next epoch.
-
-    Each epoch has a new order.
+class ShardBatches(BatchSource):
+    """Batches of rows that are decoded once.
 
     Args:
-        rows: those of all shards.
-        fields: the arrays of a batch.
-        shard, shards: the number of the shard, and the number of shards.
-        num_epochs: None: there is no end.
-        seed: determines the orders; None: rows are in the order of the files.
-        batch_size: the last batch may have fewer.
-        transformer: what is done to the rows.
-        plan: None: columns of truth values become uint8.
+        mixed: each epoch has a new order; else rows are in the order of the files.
     """
 
-    def __init__(
-        self,
-        rows: FileRows,
-        fields: Sequence[Field],
-        shard: int,
-        shards: int,
-        num_epochs: int | None,
-        seed: int | None,
-        batch_size: int,
-        transformer: Transformer | None = None,
-        plan: ReadPlan | None = None,
-    ) -> None:
-        self._joined = Joined.from_fields(fields)
-        self._rows = replace(rows, encoder=rows.encoder.with_fields(self._joined.stored))
-        self._shard = shard
-        self._shards = shards
-        self._num_epochs = num_epochs
-        self._seed = seed
-        self._batch_size = batch_size
-        self._transformer = transformer
-        self._truths = {
-            name for name, field in (plan.schema.fields if plan else {}).items() if field.numpy_dtype is numpy.bool_
-        }
-        self._names = [field.name for field in fields]
+    def __init__(self, plan: ReadPlan, batch_size: int, mixed: bool) -> None:
+        super().__init__(plan, batch_size)
+        self._mixed = mixed
+        self._joined = Joined.from_fields(make_tensor_fields(plan))
+        self._truths = [name for name, field in plan.schema.fields.items() if field.numpy_dtype is numpy.bool_]
         self._matrices: tuple[Array, ...] | None = None
         self._call_batches = 1
-        self._epoch = 0
         self._ahead = Ahead()
 
-    def __len__(self) -> int:
-        most_rows = compute_share(self._rows.files.rows, self._shards, 0)
-        return count_steps(most_rows, self._num_epochs, self._batch_size, self._transformer)
-
     def __iter__(self) -> Iterator[Page]:
-        matrices = self.read()
+        plan, matrices = self._plan, self.read()
 
         def gather(numbers: Array) -> Page:
-            page = dict(zip(self._names, self._joined.gather(matrices, numbers), strict=True))
+            page = dict(zip(plan.columns, self._joined.gather(matrices, numbers), strict=True))
             for name in self._truths:
                 page[name] = page[name].view(bool)
             return page
 
         size, row_bytes = self._batch_size, sum(field.row_bytes for field in self._joined.fields)
-        transformer = self._transformer
+        transformer = plan.transformer
         if transformer is None:
             yield from self._ahead.make_items(gather, self._generate_row_numbers(), row_bytes * size)
             return
 
-        description = f"shard {self._shard} of {self._shards}"
-        called = transformer
-
         def transform(numbers: Array) -> Page:
             arrays = gather(numbers)
-            return called.transform_page(
-                arrays, {name: array for name, array in arrays.items() if array.ndim > 1}, description
-            )
+            matrices = {name: array for name, array in arrays.items() if array.ndim > 1}
+            return transformer.transform_page(arrays, matrices, f"shard {plan.shard} of {plan.shards}")
 
         most_batches = max(1, min(_CALL_ROWS, _CALL_BYTES // row_bytes) // size)
         pages = self._ahead.make_items(transform, self._generate_calls(most_batches), _AHEAD_BYTES)
-        batches = rebatch((page for page in pages if count_rows(page)), size)
-        rows, most_rows = (compute_share(self._rows.files.rows, self._shards, shard) for shard in (self._shard, 0))
-        yield from equalize_steps(batches, rows, most_rows, self._num_epochs, size)
+        yield from self._equalize(rebatch((page for page in pages if count_rows(page)), size))
 
     def _generate_row_numbers(self) -> Iterator[Array]:
         """Yield the rows of each batch, by their numbers in the shard."""
@@ -170,7 +176,7 @@ class ShardBatches:
             yield page["row"]
             count += 1
         # The largest shard has one more row, which may have formed a separate batch.
-        for _ in range(count, 0 if self._num_epochs is None else len(self)):
+        for _ in range(count, 0 if self._plan.num_epochs is None else len(self)):
             yield numpy.zeros(1, numpy.int64)
 
     def _generate_calls(self, most_batches: int) -> Iterator[Array]:
@@ -186,50 +192,41 @@ class ShardBatches:
         self._matrices = None
 
     def read(self) -> tuple[Array, ...]:
-        """Return the rows of the shard.
-
-        Raises:
-            DataError: a value cannot be used.
-        """
+        """Return the rows of the shard; DataError if a value cannot be used."""
         if self._matrices is None:
-            self._matrices = self._rows.read(self._shard, self._shards)[0].matrices
+            plan = self._plan
+            rows = FileRows(plan.files, RowEncoder(plan.columns).with_fields(self._joined.stored))
+            self._matrices = rows.read(plan.shard, plan.shards)[0].matrices
         return self._matrices
 
     def _generate_orders(self) -> Iterator[Array]:
         """Yield [rows] of the shard's rows, by their numbers in it, for each epoch."""
-        numbers = numpy.arange(compute_share(self._rows.files.rows, self._shards, self._shard))
-        for _ in itertools.count() if self._num_epochs is None else range(self._num_epochs):
+        plan = self._plan
+        numbers = numpy.arange(plan.rows)
+        for _ in itertools.islice(itertools.count(), plan.num_epochs):
             self._epoch += 1
-            if self._seed is None:
-                yield numbers
+            if self._mixed:
+                yield self._ahead.draw_order(numbers, (plan.seed, plan.shard), self._epoch - 1)
             else:
-                yield self._ahead.draw_order(numbers, (self._seed, self._shard), self._epoch - 1)
+                yield numbers
 
 
-class RowGroupBatches:
-    """All epochs of a shard in batches of exactly `batch_size` rows, from row groups that are read in each epoch.
+class RowGroupBatches(BatchSource):
+    """Batches of row groups that are read in each epoch.
 
     Args:
-        plan: which rows.
-        batch_size: the last batch may have fewer.
         capacity: each batch is drawn from this number of rows; 0: rows are in the order of the reader.
         by_row: arrays of a column may differ in length: they are objects.
         without_null: columns in which null is an error.
     """
 
     def __init__(
-        self, plan: ReadPlan, batch_size: int, capacity: int, by_row: bool = False, without_null: Collection[str] = ()
+        self, plan: ReadPlan, batch_size: int, capacity: int, by_row: bool, without_null: Collection[str]
     ) -> None:
-        self._plan = plan
+        super().__init__(plan, batch_size)
+        self._capacity = capacity
         self._by_row = by_row
         self._without_null = without_null
-        self._batch_size = batch_size
-        self._capacity = capacity
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        plan = self._plan
-        return count_steps(plan.most_rows, plan.num_epochs, self._batch_size, plan.transformer)
 
     def __iter__(self) -> Iterator[Page]:
         plan = self._plan
@@ -237,11 +234,7 @@ class RowGroupBatches:
         pages = plan.read_pages(first, self._by_row, self._without_null)
         if self._by_row:
             pages = map(_split_rows, pages)
-        batches = rebatch(pages, self._batch_size, self._capacity, plan.seed)
-        yield from equalize_steps(batches, plan.rows, plan.most_rows, plan.num_epochs, self._batch_size)
-
-    def release(self) -> None:
-        """Do nothing: nothing is kept."""
+        yield from self._equalize(rebatch(pages, self._batch_size, self._capacity, plan.seed))
 
 
 def _split_rows(page: Page) -> Page:
@@ -249,36 +242,103 @@ def _split_rows(page: Page) -> Page:
     return {name: make_object_array(list(array)) if array.ndim > 1 else array for name, array in page.items()}
 
 
-def count_steps(most_rows: int, num_epochs: int | None, batch_size: int, transformer: Transformer | None = None) -> int:
-    """Return the number of batches of the largest shard.
+def are_plain(plan: ReadPlan) -> bool:
+    """Return whether all columns that are read hold numbers that the spool keeps in their own types."""
+    return all(
+        field.numpy_dtype in _PLAIN and len(field.shape) <= 1 and name not in plan.files.coded
+        for name, field in plan.schema.fields.items()
+    )
+
+
+def find_texts(plan: ReadPlan) -> list[str]:
+    """Return the columns that are read of texts or bytes, or of arrays of them."""
+    return [name for name, field in plan.schema.fields.items() if field.numpy_dtype in (numpy.str_, numpy.bytes_)]
+
+
+def make_tensor_fields(plan: ReadPlan) -> list[Field]:
+    """Return a tensor for each column, of the column's own type and shape. Looks at the first rows.
 
     Raises:
-        TypeError: there is no end, or the transform determines the number of rows.
+        DataError: a column cannot be read as tensors; the text names it.
     """
-    if transformer is not None and not transformer.keeps_rows:
-        raise TypeError("the number of rows is known after transform_spec's function has returned them: count steps.")
-    if num_epochs is None:
-        raise TypeError("with num_epochs=None there is no end: count steps, len(converter) // batch_size for one.")
-    return -(-most_rows * num_epochs // batch_size)
+    columns, kinds = plan.columns, plan.files.kinds
+    dtypes = [_choose_dtype(plan, name, kinds[name]) for name in columns]
+    first = FileRows(plan.files, RowEncoder(columns)).read_first_rows(dtypes, _SAMPLE_ROWS)
+    arrow_names = [f"c{number}" for number in range(len(columns))]
+    fields = []
+    for name, dtype, column, width in zip(columns, dtypes, arrow_names, find_widths(first, arrow_names), strict=True):
+        if width is None:
+            raise DataError(
+                f"column {name!r} holds arrays of different lengths, or nulls: pad or cut them in a TransformSpec, or "
+                "in the collate_fn of a DataLoader."
+            )
+        coded = plan.files.coded.get(name)
+        shape = coded.shape if coded else (width,) if kinds[name][:5] in ("array", "vecto") else ()
+        fields.append(Field((name,), (column,), (width,), dtype, shape))
+    return fields
 
 
-def equalize_steps(
-    batches: Iterator[Page], rows: int, most_rows: int, num_epochs: int | None, batch_size: int
-) -> Iterator[Page]:
-    """Yield the batches, and one more of one row if the largest shard's odd row forms a separate batch.
+def _choose_dtype(plan: ReadPlan, name: str, kind: str) -> str:
+    if name in plan.files.coded:
+        return plan.files.coded[name].dtype
+    element = kind.removeprefix("array<").removesuffix(">")
+    if element in ("float", "double", "vector") or element.startswith("decimal"):
+        return plan.precision or _DTYPES.get(element, "float64")
+    if element not in _DTYPES:
+        raise DataError(
+            f"column {name!r} has type {kind}, which has no tensor type: make numbers of it in a TransformSpec, or "
+            "leave it out."
+        )
+    return "uint8" if plan.schema.fields[name].numpy_dtype is numpy.uint8 else _DTYPES[element]
 
-    A transform that has changed the number of rows is left alone: how many batches other shards have is not
-    known.
+
+def rebatch(source: Iterator[Page], batch_size: int, capacity: int = 0, seed: int = 0) -> Iterator[Page]:
+    """Yield pages cut into batches of exactly `batch_size` rows; the last one may have fewer.
 
     Args:
-        rows: of this shard, in one epoch.
+        capacity: each batch is drawn from at least this number of rows, while that many remain; 0: rows keep
+            their order.
+        seed: determines what is drawn.
     """
-    count = steps = 0
-    last: Page = {}
-    for batch in batches:
-        count, steps, last = count + count_rows(batch), steps + 1, batch
-        yield batch
-    if num_epochs is None or not steps or count != rows * num_epochs:
-        return
-    for _ in range(count_steps(most_rows, num_epochs, batch_size) - steps):
-        yield {name: array.copy() for name, array in slice_page(last, 0, 1).items()}
+    mixed = source if not capacity else _mix(source, batch_size, capacity, numpy.random.default_rng([seed, 1]))
+    pending: list[Page] = []
+    count = 0
+    for page in mixed:
+        rows, start = count_rows(page), 0
+        if pending:
+            start = min(rows, batch_size - count)
+            pending.append(slice_page(page, 0, start))
+            count += start
+            if count < batch_size:
+                continue
+            yield join_pages(pending)
+            pending, count = [], 0
+        while rows - start >= batch_size:
+            yield page if rows == batch_size else slice_page(page, start, start + batch_size)
+            start += batch_size
+        if start < rows:
+            pending, count = [slice_page(page, start, rows)], rows - start
+    if pending:
+        yield join_pages(pending)
+
+
+def _mix(source: Iterator[Page], batch_size: int, capacity: int, chance: numpy.random.Generator) -> Iterator[Page]:
+    """Yield pages whose rows are drawn from at least `capacity` rows, while that many remain."""
+    pending: list[Page] = []
+    count = 0
+    # Rows are mixed when half the capacity has been read, so that each is moved three times and not for each page.
+    enough = batch_size + capacity + capacity // 2
+    for page in itertools.chain(source, [None]):
+        if page is not None:
+            pending.append(page)
+            count += count_rows(page)
+            if count < enough:
+                continue
+        elif not count:
+            return
+        whole = join_pages(pending)
+        order = chance.permutation(count)
+        whole = {name: array[order] for name, array in whole.items()}
+        stop = count - capacity if page is not None else count
+        yield slice_page(whole, 0, stop)
+        pending, count = [slice_page(whole, stop, count)], count - stop

@@ -14,7 +14,6 @@ from spark_estimator.data.columns import Readable, make_raw
 from spark_estimator.data.materialize import materialize
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.parquet_file import open_store, to_local_form
-from spark_estimator.data.quoting import quote
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore, Store
 
@@ -31,15 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 def write_frame(frame: DataFrame, columns: Sequence[str], dtype: str | None) -> tuple[DataFiles, str]:
-    """Return the columns as files, written now or, for the same plan, before. They are removed when this process
-    ends.
+    """Return the columns as files, and their folder, which is removed when this process ends.
+
+    They are written now or, for the same plan, before.
 
     Args:
         columns: by name.
         dtype: "float32" or "float64" for fractions and vectors; None: as they are.
-
-    Returns:
-        The files, and their folder.
 
     Raises:
         DataError: no folder was named, it is not the same for the executors, or there are no rows.
@@ -66,21 +63,11 @@ def _convert_column(frame: DataFrame, name: str, dtype: str | None) -> Readable:
     column = make_raw(frame.schema, name)
     expression, kind = column.expression, column.kind
     assert expression is not None
-    if kind == "vector":
-        expression = make_vector_expression(frame, name, dtype)
-        kind = f"array<{_SPARK_TYPES[dtype or 'float64']}>"
-    elif dtype is not None and kind in ("float", "double", "array<float>", "array<double>"):
-        kind = f"array<{_SPARK_TYPES[dtype]}>" if column.is_array else _SPARK_TYPES[dtype]
+    if kind == "vector" or (dtype is not None and kind in ("float", "double", "array<float>", "array<double>")):
+        element = _SPARK_TYPES[dtype or "float64"]
+        kind = f"array<{element}>" if column.is_array else element
         expression = expression.cast(kind)
-    return _Unchanged(name, column.is_array or column.kind == "vector", "", expression, kind)
-
-
-def make_vector_expression(frame: DataFrame, name: str, dtype: str | None) -> Column:
-    """Return the values of a column of Spark ML's vectors."""
-    from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions
-
-    return vector_to_array(functions.col(quote(name)), dtype or "float64")
+    return _Unchanged(name, column.is_array, "", expression, kind)
 
 
 def _open_cache_store(spark: SparkSession) -> FilesystemStore:

@@ -15,21 +15,16 @@ from spark_estimator.data.parquet import DataFiles
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.schema import SchemaField
 
-# Types that tensors lack become the next larger type that exists, as in petastorm.
-_TENSOR_DTYPES = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "bool": "uint8"}
+#: Types that tensors lack become the next larger type that exists, as in petastorm.
+TENSOR_DTYPES = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "bool": "uint8"}
 #: Spark's word for arrays of numbers, by the kind of numpy's type.
 KINDS = {"f": "array<float>", "i": "array<bigint>", "u": "array<bigint>", "b": "array<boolean>"}
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A column whose values have to be decoded.
-
-    Attributes:
-        name: of the column.
-        codec: as in `SchemaField`.
-        stored: the type of the numbers, in numpy's words, as it was written.
-        shape: of one row.
+    """A column whose values have to be decoded: its name and codec (as in `SchemaField`), the type of the numbers as it
+    was written, in numpy's words, and the shape of one row.
     """
 
     name: str
@@ -40,7 +35,7 @@ class Coded:
     @property
     def dtype(self) -> str:
         """Return the type of the tensor."""
-        return _TENSOR_DTYPES.get(self.stored, self.stored)
+        return TENSOR_DTYPES.get(self.stored, self.stored)
 
     def decode(self, array: pyarrow.Array, row: int) -> pyarrow.Array:
         """Return the values of a batch as lists of one length; arrays are laid flat.
@@ -49,7 +44,7 @@ class Coded:
             row: the number of the batch's first row, for messages.
 
         Raises:
-            DataError: a value is null, cannot be decoded, or is of another shape or type than the first.
+            DataError: a value is null, cannot be decoded, or is of another shape or type than the first row's.
         """
         decode = make_decoder(self.codec, self.name)
         whole = numpy.empty((len(array), *self.shape), self.stored)
@@ -67,11 +62,7 @@ class Coded:
 
 
 def inspect_first(files: DataFiles, declared: SchemaField) -> Coded:
-    """Find out the shape of a column's arrays from the first row.
-
-    Raises:
-        DataError: it cannot be decoded, or is not as it was declared, or there are no rows.
-    """
+    """Find out the shape of a column's arrays from the first row; DataError if it cannot be decoded or is another."""
     first = next((batch for batch in files.read_batches([declared.name], 0, 1, 1) if batch.num_rows), None)
     if first is None:
         raise DataError("there are no rows.")
@@ -98,28 +89,21 @@ def _decode_value(decode: Callable[[bytes], Array], column: str, value: bytes | 
 
 def make_decoder(codec: str, column: str) -> Callable[[bytes], Array]:
     """Return the decoder of a value: "npy", "npz" or "image", as in `SchemaField`."""
-    return {"npy": _decode_npy, "npz": _decode_npz}.get(codec) or _make_image_decoder(column)
+    return _make_image_decoder(column) if codec == "image" else lambda value: _decode_numpy(value, codec)
 
 
-def _decode_npy(value: bytes) -> Array:
-    result = numpy.load(io.BytesIO(value), allow_pickle=False)
-    if not isinstance(result, numpy.ndarray):
+def _decode_numpy(value: bytes, codec: str) -> Array:
+    loaded = numpy.load(io.BytesIO(value), allow_pickle=False)
+    if codec == "npz":
+        with loaded as archive:
+            loaded = archive["arr"]
+    if not isinstance(loaded, numpy.ndarray):
         raise ValueError("it is no .npy file")
-    return result
-
-
-def _decode_npz(value: bytes) -> Array:
-    with numpy.load(io.BytesIO(value), allow_pickle=False) as archive:
-        result: Array = archive["arr"]
-    return result
+    return loaded
 
 
 def _make_image_decoder(column: str) -> Callable[[bytes], Array]:
-    """Return a decoder by Pillow, or by OpenCV: whichever is installed.
-
-    Raises:
-        DataError: neither is.
-    """
+    """Return a decoder by Pillow, or by OpenCV, whichever is installed; DataError if neither is."""
     try:
         from PIL import Image
     except ImportError:

@@ -14,11 +14,15 @@ from spark_estimator.data.columns import make_raw
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.scan import ThroughSpark, find_just_files
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm import cache as petastorm_cache
-from spark_estimator.extensions.petastorm import handover as petastorm_handover
-from spark_estimator.extensions.petastorm.arguments import check_others, choose_fields, warn_without_effect
+from spark_estimator.extensions.petastorm import cache, handover
+from spark_estimator.extensions.petastorm.arguments import (
+    ReaderArguments,
+    check_others,
+    choose_fields,
+    warn_without_effect,
+)
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles, find_dataset
-from spark_estimator.extensions.petastorm.reader import SHARED_ARGUMENTS, Reader, build_reader
+from spark_estimator.extensions.petastorm.reader import Reader, build_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,7 +73,7 @@ def make_spark_converter(
             return SparkDatasetConverter(files, names, dtype)
         except ThroughSpark as reason:
             _log.info("the converter writes the DataFrame's rows: %s", reason)
-    files, folder = petastorm_cache.write_frame(df, names, dtype)
+    files, folder = cache.write_frame(df, names, dtype)
     return SparkDatasetConverter(files, names, dtype, folder)
 
 
@@ -90,7 +94,7 @@ class SparkDatasetConverter:
     written: str | None = None
 
     #: The setting of the Spark session that names the folder, or URL, below which DataFrames are written.
-    PARENT_CACHE_DIR_URL_CONF = petastorm_cache.PARENT_CACHE_DIR_URL_CONF
+    PARENT_CACHE_DIR_URL_CONF = cache.PARENT_CACHE_DIR_URL_CONF
 
     @property
     def dataset_size(self) -> int:
@@ -142,17 +146,15 @@ class SparkDatasetConverter:
         if reader not in ("native", "petastorm"):
             raise ValueError(f"reader must be 'native' or 'petastorm'; got {reader!r}.")
         arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
+        sizes = {"batch_size": batch_size, "shuffling_queue_capacity": shuffling_queue_capacity}
         if reader == "petastorm":
-            return self._hand_over(batch_size, shuffling_queue_capacity, data_loader_fn, arguments)
+            return self._hand_over(data_loader_fn, sizes, arguments)
         from spark_estimator.extensions.petastorm.loader import BatchedDataLoader, DataLoader
 
         made = self._make_reader("make_torch_dataloader", arguments)
-        kind = data_loader_fn or DataLoader
-        sizes: dict[str, Any] = {"batch_size": batch_size, "shuffling_queue_capacity": shuffling_queue_capacity}
-        if kind in (DataLoader, BatchedDataLoader):
-            loader: AbstractContextManager[Any] = kind(made, **sizes)
-            return loader
-        return _open_loader(kind(made, **sizes), made)
+        make: Callable[..., Any] = data_loader_fn or DataLoader
+        loader = make(made, **sizes)
+        return loader if type(loader) in (DataLoader, BatchedDataLoader) else _open_loader(loader, made)
 
     def make_tf_dataset(
         self,
@@ -182,13 +184,13 @@ class SparkDatasetConverter:
         arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
         made = self._make_reader("make_tf_dataset", arguments)
         # TensorFlow takes seconds to load: wrong arguments are refused before.
-        from spark_estimator.extensions.petastorm.tf_datasets import TFDatasetContext
+        from spark_estimator.extensions.petastorm.tf_datasets import open_tf_dataset
 
-        return TFDatasetContext(made, size, prefetch, shuffling_queue_capacity or 0)
+        return open_tf_dataset(made, size, prefetch, shuffling_queue_capacity or 0)
 
     def _make_reader(self, call: str, arguments: Mapping[str, Any]) -> Reader:
         others = dict(arguments)
-        shared_arguments = {name: others.pop(name) for name in SHARED_ARGUMENTS if name in others}
+        shared = ReaderArguments(**{name: others.pop(name) for name in ReaderArguments._fields if name in others})
         others.pop("storage_options", None)  # the files know them
         wanted_fields = others.pop("schema_fields", None)
         check_others(call, others)
@@ -196,29 +198,25 @@ class SparkDatasetConverter:
         if wanted_fields is None and self.columns is not None:
             wanted_fields = [re.escape(name) for name in self.columns]
         schema = choose_fields(files, wanted_fields, self.cache_dir_url)
-        return build_reader(files, schema, batched=True, precision=self.precision, **shared_arguments)
+        return build_reader(files, schema, shared, batched=True, precision=self.precision)
 
     def _hand_over(
-        self,
-        batch_size: int,
-        shuffling_queue_capacity: int,
-        data_loader_fn: Callable[..., Any] | None,
-        arguments: Mapping[str, Any],
+        self, make: Callable[..., Any] | None, sizes: Mapping[str, int], arguments: Mapping[str, Any]
     ) -> AbstractContextManager[Any]:
-        """Return the loader of petastorm itself."""
+        """Return the loader of petastorm itself, which gives the types that the files have."""
         files = DatasetFiles.from_files(self.files)
-        others = dict(arguments)
-        columns = list(choose_fields(files, others.pop("schema_fields", None), self.cache_dir_url).fields)
+        columns = list(choose_fields(files, arguments.get("schema_fields"), self.cache_dir_url).fields)
+        handover.check()
+        kinds = [self.files.kinds[name].removeprefix("array<").rstrip(">") for name in columns]
+        other = {None: "", "float32": "double", "float64": "float"}[self.precision]
+        if self.written is None and any(kind in (other, "vector") for kind in kinds):
+            raise DataError(
+                "petastorm reads the DataFrame's files as they are: make the converter with read_files=False, which "
+                "writes them in the types that dtype names, or with dtype=None."
+            )
         # Petastorm returns named columns in any order.
         named = None if columns == list(files.kinds) else [re.escape(name) for name in columns]
-        return petastorm_handover.open_loader(
-            self.file_urls,
-            self._has_stored_types(columns),
-            batch_size,
-            shuffling_queue_capacity,
-            data_loader_fn,
-            {**others, "schema_fields": named},
-        )
+        return handover.open_loader(self.file_urls, make, sizes, {**arguments, "schema_fields": named})
 
     def delete(self) -> None:
         """Remove the files that were written for the converter; files that existed before stay."""
@@ -227,19 +225,9 @@ class SparkDatasetConverter:
             return
         self.files.store.remove(self.written)
 
-    def _has_stored_types(self, names: Sequence[str]) -> bool:
-        """Return whether the files hold the columns in the types of the tensors."""
-        kinds = [self.files.kinds[name].removeprefix("array<").rstrip(">") for name in names]
-        other = {None: "", "float32": "double", "float64": "float"}[self.precision]
-        return self.written is not None or not any(kind in (other, "vector") for kind in kinds)
-
 
 def _find_readable(frame: DataFrame) -> list[str]:
-    """Return the columns that readers can read; a warning names the others, as petastorm's does.
-
-    Raises:
-        DataError: there are none.
-    """
+    """Return the columns that readers can read (DataError if there are none); a warning names the others."""
     names = []
     for column in frame.schema.fields:
         if _is_readable(column.dataType):
@@ -269,11 +257,8 @@ def _is_readable(kind: DataType) -> bool:
 @contextmanager
 def _open_loader(loader: Any, reader: Reader) -> Iterator[Any]:
     """Yield a loader of the user's own; at the end its reader is stopped."""
-    try:
+    with handover.stop_reader(reader):
         yield loader
-    finally:
-        reader.stop()
-        reader.join()
 
 
 def _to_url(path: str) -> str:

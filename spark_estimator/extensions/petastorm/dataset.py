@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy
@@ -29,14 +29,8 @@ from spark_estimator.store import FilesystemStore
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Rows of one row group, of those that were selected.
-
-    Attributes:
-        file, group: numbers.
-        start, rows: the first one, and how many.
-    """
+class Piece(NamedTuple):
+    """Selected rows of one row group: the numbers of file and group, the first row, and how many."""
 
     file: int
     group: int
@@ -62,11 +56,7 @@ class DatasetFiles(DataFiles):
         return files if isinstance(files, DatasetFiles) else cls(files.files, files.store, files.known_kinds)
 
     def add_coded(self, fields: Sequence[SchemaField]) -> DatasetFiles:
-        """Return these files with columns that are decoded, of the shapes of the first row.
-
-        Raises:
-            DataError: one of them cannot be decoded, or there are no rows.
-        """
+        """Return these files with columns that are decoded; raises as `inspect_first`."""
         return replace(self, coded={declared.name: inspect_first(self, declared) for declared in fields})
 
     @property
@@ -135,15 +125,16 @@ class DatasetFiles(DataFiles):
         file = self.files[piece.file]
         stored = [name for name in columns if name not in file.constants]
         selected = self.selected[piece.file][piece.group] if self.selected else None
-        numbers = None if selected is None else selected[piece.start : piece.start + piece.rows]
-        first = piece.start if numbers is None else 0
         table = pyarrow.table({})
         if stored:
             with file.open_file(self.store, footer=footers.get(piece.file)) as opened:
                 footers[piece.file] = opened.metadata
-                table = opened.read_row_group(piece.group, columns=stored, use_threads=False).select(stored)
+                table = opened.read_row_group(piece.group, columns=stored, use_threads=False)
                 check_calendar(file.path, find_legacy_columns(opened.metadata, stored), table)
-            table = table.slice(first, piece.rows) if numbers is None else table.take(pyarrow.array(numbers))
+            if selected is None:
+                table = table.slice(piece.start, piece.rows)
+            else:
+                table = table.take(pyarrow.array(selected[piece.start : piece.start + piece.rows]))
         arrays: list[Any] = []
         for name in columns:
             if name in file.constants:
@@ -151,16 +142,14 @@ class DatasetFiles(DataFiles):
                 continue
             column = table.column(name)
             if name in self.coded:
-                column = self.coded[name].decode(column.combine_chunks(), first)
+                column = self.coded[name].decode(column.combine_chunks(), piece.start if selected is None else 0)
             elif not as_stored and pyarrow.types.is_struct(column.type) and get_kind(column.type) == "vector":
                 column = to_numbers(column.combine_chunks())
             arrays.append(column)
         return pyarrow.table(arrays, names=list(columns))
 
     def read_fields(self) -> tuple[list[UnischemaField], dict[str, str]]:
-        """Return all columns as fields, partition columns first; and the types of those that no reader reads, by
-        name.
-        """
+        """Return all columns as fields, partition columns first; and the types of those that no reader reads."""
         if not self.files:
             return [], {}
         columns = [
@@ -173,8 +162,7 @@ class DatasetFiles(DataFiles):
         omitted: dict[str, str] = {}
         for column in columns:
             made = to_unischema_field(column)
-            if column.name in self.coded:
-                coded = self.coded[column.name]
+            if (coded := self.coded.get(column.name)) is not None:
                 made = UnischemaField(column.name, numpy.dtype(coded.dtype).type, coded.shape, None, False)
             if made is None:
                 omitted[column.name] = str(column.type)
@@ -182,16 +170,11 @@ class DatasetFiles(DataFiles):
                 result.append(made)
         return result, omitted
 
-    def select(self, selected: Iterable[tuple[Array | None, ...]]) -> DatasetFiles:
-        """Return these files with other rows selected."""
-        return replace(self, selected=tuple(selected))
 
+def find_dataset(paths: str | Sequence[str], storage_options: Mapping[str, Any] | None = None) -> DatasetFiles:
+    """Return the Parquet files below a folder, or those that are named. Folders ``name=value`` make partition columns.
 
-def find_dataset(
-    paths: str | Sequence[str], storage_options: Mapping[str, Any] | None = None, store: FilesystemStore | None = None
-) -> DatasetFiles:
-    """Return the Parquet files below a folder, or those that are named. Folders ``name=value`` make partition
-    columns.
+    PyArrow's own discovery takes numbers of more than 32 bits for texts, and folders of other names for none.
 
     Raises:
         DataError: there are none, or folders below have other names, or the folder is part of a Delta, Hudi or
@@ -200,7 +183,7 @@ def find_dataset(
     named = [to_local_form(path) for path in ([paths] if isinstance(paths, str) else paths)]
     if not named:
         raise DataError("no path of Parquet files was given.")
-    store = store or open_store(named[0], storage_options)
+    store = open_store(named[0], storage_options)
     files: list[tuple[DataFile, dict[str, str]]] = []
     formats: dict[str, frozenset[str]] = {}
     for path in named:
@@ -223,20 +206,19 @@ def find_dataset(
 
 def _find_files(
     store: FilesystemStore, folder: str, path: str, values: dict[str, str], formats: dict[str, frozenset[str]]
-) -> list[tuple[DataFile, dict[str, str]]]:
+) -> Iterator[tuple[DataFile, dict[str, str]]]:
     try:
         entries = store.entries(folder)
     except FileNotFoundError as error:
         raise DataError(f"{path}: the file or folder does not exist.") from error
     if not values:
         check_outside_tables(path, folder, entries, store, formats)
-    result = []
     for entry in sorted(entries, key=lambda item: item.path):
         name = entry.path.rstrip("/").rpartition("/")[2]
         if name.startswith(("_", ".")):
             continue
         if entry.size is not None:
-            result.append((DataFile.read(entry.path, store, entry.size), values))
+            yield DataFile.read(entry.path, store, entry.size), values
             continue
         column, equals, value = name.partition("=")
         if not equals or not column:
@@ -244,8 +226,7 @@ def _find_files(
                 f"{path} has the folder {name!r} inside, whose name is not that of a partition (name=value): name the "
                 "folders that hold files."
             )
-        result += _find_files(store, entry.path, path, {**values, unquote(column): unquote(value)}, formats)
-    return result
+        yield from _find_files(store, entry.path, path, {**values, unquote(column): unquote(value)}, formats)
 
 
 def _parse_values(values: Sequence[str]) -> pyarrow.Array:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from spark_estimator.extensions.petastorm.codecs import make_decoder
-from spark_estimator.extensions.petastorm.unischema import _WRITING
+from spark_estimator.extensions.petastorm.unischema import WRITING
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -24,7 +24,7 @@ class DataframeColumnCodec:
 
     def encode(self, unischema_field: Any, value: Any) -> Any:
         """Raise NotImplementedError: data sets with a Unischema are not written here."""
-        raise NotImplementedError(_WRITING)
+        raise NotImplementedError(WRITING)
 
     def decode(self, unischema_field: Any, value: Any) -> Any:
         """Return the array that a stored value holds."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from spark_estimator.errors import DataError, PythonEnvironmentError
+from spark_estimator.errors import PythonEnvironmentError
 
 # Tested versions: newer versions of each fail at the import or in every reader.
 _NEEDED = {
@@ -30,19 +31,17 @@ def describe_refusal(version_of: Callable[[str], str | None], python: tuple[int,
         version_of: of an installed package; None: it is not.
         python: its version.
     """
-    result = {name: version_of(name) for name in _NEEDED}
-    wrong = [name for name, version in result.items() if version is None or not _is_within(version, *_NEEDED[name])]
+    has = {name: version_of(name) for name in _NEEDED}
+    wrong = [name for name, version in has.items() if not _is_within(version or "0", *_NEEDED[name])]
     if python > (3, 11):
         wrong.insert(0, "Python")
     if not wrong:
         return None
-    has = [
-        f"Python {python[0]}.{python[1]}",
-        *(f"{name} {version or '(not installed)'}" for name, version in result.items()),
-    ]
+    there = f"Python {python[0]}.{python[1]}"
+    there += "".join(f", {name} {version or '(not installed)'}" for name, version in has.items())
     return (
-        f"petastorm does not work with {', '.join(wrong)} as installed here ({', '.join(has)}): it needs {_WORKS}; "
-        "install these in a separate environment. Or leave out reader='petastorm'."
+        f"petastorm does not work with {', '.join(wrong)} as installed here ({there}): it needs {_WORKS}; install "
+        "these in a separate environment. Or leave out reader='petastorm'."
     )
 
 
@@ -58,51 +57,30 @@ def check() -> None:
         raise PythonEnvironmentError(reason)
 
 
+@contextmanager
 def open_loader(
-    file_urls: Sequence[str],
-    as_they_are: bool,
-    batch_size: int,
-    shuffling_queue_capacity: int,
-    data_loader_fn: Callable[..., Any] | None,
-    reader_arguments: Mapping[str, Any],
-) -> AbstractContextManager[Any]:
-    """Return a context manager that returns petastorm's own loader over its own reader.
+    file_urls: Sequence[str], make: Callable[..., Any] | None, sizes: Mapping[str, int], arguments: Mapping[str, Any]
+) -> Iterator[Any]:
+    """Yield a loader of petastorm's own reader; `check` comes first.
 
     Args:
-        as_they_are: the files have the requested types.
-        data_loader_fn: makes the loader; None: petastorm's `DataLoader`.
-        reader_arguments: of `petastorm.make_batch_reader`; None means its default, except for num_epochs.
-
-    Raises:
-        PythonEnvironmentError: as `check`.
-        DataError: petastorm would give other types than were asked for.
+        make: makes the loader of the reader and the `sizes`; None: petastorm's `DataLoader`.
+        arguments: of `petastorm.make_batch_reader`; None means its default, except for num_epochs.
     """
-    check()
-    if not as_they_are:
-        raise DataError(
-            "petastorm reads the DataFrame's files as they are: make the converter with read_files=False, which writes "
-            "them in the types that dtype names, or with dtype=None."
-        )
-    arguments = {name: value for name, value in reader_arguments.items() if value is not None or name == "num_epochs"}
-    return _open(list(file_urls), batch_size, shuffling_queue_capacity, data_loader_fn, arguments)
-
-
-@contextmanager
-def _open(
-    file_urls: list[str],
-    batch_size: int,
-    shuffling_queue_capacity: int,
-    data_loader_fn: Callable[..., Any] | None,
-    reader_arguments: Mapping[str, Any],
-) -> Iterator[Any]:
     import petastorm
     from petastorm.pytorch import DataLoader
 
-    reader = petastorm.make_batch_reader(file_urls, **{"reader_pool_type": _POOL, **reader_arguments})
+    given = {name: value for name, value in arguments.items() if value is not None or name == "num_epochs"}
+    reader = petastorm.make_batch_reader(list(file_urls), **{"reader_pool_type": _POOL, **given})
+    with stop_reader(reader):
+        yield (make or DataLoader)(reader, **sizes)
+
+
+@contextmanager
+def stop_reader(reader: Any) -> Iterator[None]:
+    """Stop a reader at the end of the block."""
     try:
-        yield (data_loader_fn or DataLoader)(
-            reader, batch_size=batch_size, shuffling_queue_capacity=shuffling_queue_capacity
-        )
+        yield
     finally:
         reader.stop()
         reader.join()
@@ -116,10 +94,4 @@ def _find_version(package: str) -> str | None:
 
 
 def _is_within(version: str, least: tuple[int, ...], below: tuple[int, ...]) -> bool:
-    numbers = []
-    for part in version.split(".")[:3]:
-        digits = "".join(item for item in part if item.isdigit())
-        if not digits:
-            break
-        numbers.append(int(digits))
-    return least <= tuple(numbers) < below
+    return least <= tuple(map(int, re.findall(r"\d+", version)[:3])) < below

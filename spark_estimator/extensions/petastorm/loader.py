@@ -10,38 +10,32 @@ the host's disk (`spool`), others are read from their row groups in each epoch.
 from __future__ import annotations
 
 import datetime
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from types import TracebackType
 from typing import Any
 
 import numpy
 import torch
 from torch.utils.data import default_collate
 
-from spark_estimator.collectives.ops import to_whole_number
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.batches import find_texts
+from spark_estimator.extensions.petastorm.codecs import TENSOR_DTYPES
 from spark_estimator.extensions.petastorm.pages import count_rows, slice_page
 from spark_estimator.extensions.petastorm.reader import Reader
-from spark_estimator.extensions.petastorm.tensor_fields import find_texts
 
-# Types that tensors lack become the next larger type that exists, as in petastorm. Types are looked up as objects:
-# computing a type's name takes as long as the rest of a column of a batch.
-_TENSOR_DTYPES = {
-    numpy.dtype(stored): numpy.dtype(larger)
-    for stored, larger in {"uint16": "int32", "uint32": "int64", "uint64": "int64"}.items()
-}
+# Types are looked up as objects: computing a type's name takes as long as the rest of a column of a batch.
+_TENSOR_DTYPES = {numpy.dtype(stored): numpy.dtype(larger) for stored, larger in TENSOR_DTYPES.items()}
 # Types of objects that become numbers.
 _NUMBER_KINDS = ({Decimal}, {datetime.date})
 _SAME_DTYPES = frozenset(map(numpy.dtype, ("f2", "f4", "f8", "u1", "i1", "i2", "i4", "i8")))
 
 
 def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
-    """Return rows as a batch, as PyTorch's `default_collate` makes it; decimals and texts stay lists.
-
-    Args:
-        batch: [rows] of dicts, sequences, arrays, numbers, decimals or texts.
+    """Return [rows] of dicts, sequences, arrays or scalars as PyTorch's `default_collate` does; decimals and texts stay
+    lists.
     """
     first = batch[0]
     if isinstance(first, (Decimal, str, bytes)):
@@ -54,11 +48,7 @@ def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
 
 
 class _Loader:
-    """The base of `DataLoader` and `BatchedDataLoader`.
-
-    Args:
-        reader: of `make_reader` or `make_batch_reader`; or any iterator of their named tuples, with `reset`.
-    """
+    """The base of `DataLoader` and `BatchedDataLoader`."""
 
     #: Texts and bytes are given as lists.
     _takes_texts = False
@@ -115,9 +105,7 @@ class _Loader:
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._batches.release()
         self.reader.stop()
 
@@ -155,10 +143,7 @@ class DataLoader(_Loader):
     def __iter__(self) -> Iterator[Any]:
         for batch in self._read_columns():
             if not self._by_row:
-                yield {
-                    name: values if isinstance(values, list) else torch.from_numpy(values)
-                    for name, values in batch.items()
-                }
+                yield {name: v if isinstance(v, list) else torch.from_numpy(v) for name, v in batch.items()}
                 continue
             rows = zip(*batch.values(), strict=True)
             yield self.collate_fn([dict(zip(batch, row, strict=True)) for row in rows])
@@ -213,16 +198,9 @@ class InMemBatchedDataLoader:
         rows_capacity: int = 1024,
         shuffle: bool = False,
     ) -> None:
-        batch_size, num_epochs, rows_capacity = (
-            check_size(name, value)
-            for name, value in (
-                ("batch_size", batch_size),
-                ("num_epochs", num_epochs),
-                ("rows_capacity", rows_capacity),
-            )
-        )
-        self._batch_size = batch_size
-        self._num_epochs = num_epochs
+        self._batch_size = check_size("batch_size", batch_size)
+        self._num_epochs = check_size("num_epochs", num_epochs)
+        rows_capacity = check_size("rows_capacity", rows_capacity)
         self._seed = seed
         self._shuffle = shuffle
         self._is_used = False
@@ -267,47 +245,35 @@ class InMemBatchedDataLoader:
     def __enter__(self) -> InMemBatchedDataLoader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         return
 
 
 def check_size(name: str, value: Any) -> int:
-    """Return a number of rows, 1 or more; petastorm takes 25.0, too.
-
-    Raises:
-        TypeError, ValueError: it is another value; the text has the name.
-    """
-    number = to_whole_number(int(value) if isinstance(value, float) and value.is_integer() else value)
-    if number is None:
-        raise TypeError(f"{name} must be a whole number; got {value!r}.")
+    """Return a number of rows, 1 or more; petastorm takes 25.0, too. Another value is a TypeError or ValueError."""
+    try:
+        number = operator.index(int(value) if isinstance(value, float) and value.is_integer() else value)
+    except (TypeError, ValueError):  # a tensor of several numbers, for one
+        raise TypeError(f"{name} must be a whole number; got {value!r}.") from None
     if number < 1:
         raise ValueError(f"{name} must be at least 1; got {value}.")
     return number
 
 
 def to_torch_numbers(array: Array, name: str) -> Array:
-    """Return a column in a type that tensors have: truth values as uint8, timestamps as seconds, dates as days since
-    1970.
-
-    Args:
-        name: of the column, for messages.
+    """Return a column in a type that tensors have: truth values as uint8, seconds or days since 1970, ...
 
     Raises:
-        DataError: it holds texts, bytes, null or other objects.
+        DataError: it holds texts, bytes, null or other objects; the text has its name.
     """
     if array.dtype in _SAME_DTYPES:
         return array
     if array.dtype == bool:
         return array.view(numpy.uint8)
-    if array.dtype == "datetime64[D]":
-        _check_no_null(numpy.isnat(array), name)
-        return array.astype(numpy.int64)
     if array.dtype.kind == "M":
         _check_no_null(numpy.isnat(array), name)
-        micros: Array = array.astype("datetime64[us]").astype(numpy.int64) / 1e6
-        return micros
+        days = array.dtype == "datetime64[D]"
+        return array.astype(numpy.int64) if days else array.astype("datetime64[us]").astype(numpy.int64) / 1e6
     if array.dtype.kind in "OSU":
         return _convert_objects(array, name)
     dtype = _TENSOR_DTYPES.get(array.dtype)
@@ -335,9 +301,8 @@ def _make_error(name: str, values: str) -> DataError:
 def _check_texts(reader: Reader, takes_texts: bool) -> None:
     """Raise DataError for the first column of texts, or of arrays of them, that a loader does not take."""
     fields = reader.plan.schema.fields
-    if reader.plan.transform is not None:  # what its function returns is not known before
-        return
-    for name in find_texts(reader.plan):
+    # What a transform's function returns is not known before.
+    for name in find_texts(reader.plan) if reader.plan.transform is None else []:
         if fields[name].shape or not takes_texts:
             text = "texts" if fields[name].numpy_dtype is numpy.str_ else "bytes"
             raise _make_error(name, f"arrays of {text}" if fields[name].shape else text)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import itertools
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import pyarrow
 
-from spark_estimator.data.fields import is_list
+from spark_estimator.data.fields import Array, is_list
 from spark_estimator.data.rank.shares import compute_begin, compute_share
+from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles, Piece
-from spark_estimator.extensions.petastorm.pages import Page, check_no_null, make_page
-from spark_estimator.extensions.petastorm.stream import Order, read_pages
+from spark_estimator.extensions.petastorm.pages import Page, check_no_null, count_rows, make_page
 from spark_estimator.extensions.petastorm.transform import Transformer, TransformSpec
 from spark_estimator.extensions.petastorm.unischema import Unischema
+
+#: Some rows, as arrays of columns or one by one.
+Rows = TypeVar("Rows", Page, list[Any])
 
 
 @dataclass(frozen=True)
@@ -96,18 +102,16 @@ class ReadPlan:
         Raises:
             DataError: files, or values in them, cannot be read, or the transform failed.
         """
-        footers: dict[int, Any] = {}
         transformer = self.transformer
 
-        def read_page(piece: Piece) -> Page:
-            table = self._read_table(piece, footers)
+        def make(table: pyarrow.Table, place: str) -> Page:
             for name in without_null:
-                check_no_null(table.column(name), name, self._describe_place(piece))
+                check_no_null(table.column(name), name, place)
             if transformer is None:
                 return make_page(table, self.shapes, by_row)
-            return transformer.transform_table(table, self.shapes, self._describe_place(piece))
+            return transformer.transform_table(table, self.shapes, place)
 
-        return read_pages(self._find_pieces(), read_page, self._order, self.threads, first_epoch)
+        return self._read(make, first_epoch)
 
     def read_rows(self, first_epoch: int) -> Iterator[Iterable[tuple[Any, ...]]]:
         """Yield the rows of each row group as tuples of the values of `result_schema`; as `read_pages`."""
@@ -116,33 +120,50 @@ class ReadPlan:
             for page in self.read_pages(first_epoch, by_row=True):
                 yield zip(*(page[name] for name in self.result_schema.fields), strict=True)
             return
+
+        def make(table: pyarrow.Table, place: str) -> list[tuple[Any, ...]]:
+            return transformer.transform_rows(make_page(table, self.shapes, by_row=True), place)
+
+        yield from self._read(make, first_epoch)
+
+    def _read(self, make: Callable[[pyarrow.Table, str], Rows], first_epoch: int) -> Iterator[Rows]:
+        """Yield what `make` returns of each piece's rows and of their place, for messages; called in threads.
+
+        Raises:
+            DataError: an epoch of a reader without end has no rows.
+        """
+        pieces = self._find_pieces()
         footers: dict[int, Any] = {}
-        called = transformer
 
-        def transform_rows(piece: Piece) -> list[tuple[Any, ...]]:
-            page = make_page(self._read_table(piece, footers), self.shapes, by_row=True)
-            return called.transform_rows(page, self._describe_place(piece))
+        def read_piece(epoch: int, number: int) -> Rows:
+            piece = pieces[number]
+            table = self._cast_table(self.files.read(piece, self.columns, footers))
+            result = make(table, f"{self.files.files[piece.file].path}, row group {piece.group}")
+            if self.shuffle_rows and _count(result) > 1:
+                chance = numpy.random.default_rng([self.seed, epoch, number])
+                result = _take_rows(result, chance.permutation(_count(result)))
+            return result
 
-        yield from read_pages(self._find_pieces(), transform_rows, self._order, self.threads, first_epoch)
+        def generate_numbers() -> Iterator[tuple[int, int]]:
+            for epoch in itertools.islice(itertools.count(first_epoch), self.num_epochs if pieces else 0):
+                chosen = numpy.arange(len(pieces))
+                if self.shuffle_row_groups:
+                    numpy.random.default_rng([self.seed, epoch]).shuffle(chosen)
+                for number in chosen.tolist():
+                    yield epoch, number
 
-    @property
-    def _order(self) -> Order:
-        return Order(self.num_epochs, self.seed, self.shuffle_row_groups, self.shuffle_rows)
-
-    def _read_table(self, piece: Piece, footers: dict[int, Any]) -> pyarrow.Table:
-        return self._cast_table(self.files.read(piece, self.columns, footers))
-
-    def _describe_place(self, piece: Piece) -> str:
-        """Return the file and row group of a piece, for messages."""
-        return f"{self.files.files[piece.file].path}, row group {piece.group}"
+        empty = 0
+        for result in _read_ahead(read_piece, generate_numbers(), self.threads):
+            empty = 0 if _count(result) else empty + 1
+            if not empty:
+                yield result
+            elif self.num_epochs is None and empty >= len(pieces):
+                raise DataError("transform_spec's function returned no rows for all row groups, and num_epochs=None.")
 
     def _find_pieces(self) -> list[Piece]:
-        whole = self.files.find_pieces(self.shard, self.shards)
-        if self.parts == 1:
-            return whole
         return [
             Piece(piece.file, piece.group, piece.start + compute_begin(piece.rows, self.parts, part), rows)
-            for piece in whole
+            for piece in self.files.find_pieces(self.shard, self.shards)
             for part in range(self.parts)
             if (rows := compute_share(piece.rows, self.parts, part))
         ]
@@ -158,3 +179,30 @@ class ReadPlan:
             target = pyarrow.list_(kind) if is_list(field.type) else kind
             table = table.set_column(number, field.name, table.column(number).cast(target))
         return table
+
+
+def _count(rows: Page | list[Any]) -> int:
+    return len(rows) if isinstance(rows, list) else count_rows(rows)
+
+
+def _take_rows(rows: Any, numbers: Array) -> Any:
+    if isinstance(rows, list):
+        return [rows[number] for number in numbers.tolist()]
+    return {name: array[numbers] for name, array in rows.items()}
+
+
+def _read_ahead(page: Callable[[int, int], Rows], numbers: Iterator[tuple[int, int]], threads: int) -> Iterator[Rows]:
+    if not threads:
+        yield from itertools.starmap(page, numbers)
+        return
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="spark_estimator reader")
+    begun: deque[Future[Rows]] = deque()
+    try:
+        for epoch, number in numbers:
+            begun.append(pool.submit(page, epoch, number))
+            if len(begun) > threads:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

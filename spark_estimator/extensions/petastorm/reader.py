@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy
@@ -14,7 +14,13 @@ import numpy
 from spark_estimator.data.materialize import MANIFEST, find_data_set
 from spark_estimator.data.parquet_file import open_store, to_local_form
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.arguments import check_others, choose_columns, choose_fields, compare_with_job
+from spark_estimator.extensions.petastorm.arguments import (
+    ReaderArguments,
+    check_others,
+    choose_columns,
+    choose_fields,
+    compare_with_job,
+)
 from spark_estimator.extensions.petastorm.batches import BatchSource, make_batch_source
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles, find_dataset
 from spark_estimator.extensions.petastorm.pages import Page
@@ -22,7 +28,6 @@ from spark_estimator.extensions.petastorm.plan import ReadPlan
 from spark_estimator.extensions.petastorm.predicates import PredicateBase
 from spark_estimator.extensions.petastorm.schema import parse_fields, read_pickled_schema
 from spark_estimator.extensions.petastorm.selection import select_rows
-from spark_estimator.extensions.petastorm.stream import choose_threads
 from spark_estimator.extensions.petastorm.transform import TransformSpec, transform_schema
 from spark_estimator.extensions.petastorm.unischema import Unischema
 
@@ -35,54 +40,31 @@ class Reader:
 
     Attributes:
         plan: which rows are read, and how.
-        schema: the `Unischema` of what it gives: after the transform, where there is one.
+        schema, transformed_schema: the `Unischema` of what it gives: after the transform, where there is one.
+        columns: the names of the columns that it gives.
+        rows: those of this shard, in one epoch, before the transform.
+        num_epochs: how often all rows are read; None: again and again.
+        seed: of the epochs' orders; None: rows are in the order of the files.
+        is_batched_reader, batched_output: it gives many rows at a time.
         last_row_consumed: all epochs have been read.
         stopped: `stop` was called.
     """
 
+    ngram = None
+
     def __init__(self, plan: ReadPlan) -> None:
         self.plan = plan
         self.schema: Unischema = plan.result_schema
+        self.transformed_schema = self.schema
+        self.columns = tuple(self.schema.fields)
+        self.rows = plan.rows
+        self.num_epochs = plan.num_epochs
+        self.seed = plan.seed if plan.shuffles else None
+        self.is_batched_reader = self.batched_output = plan.batched
         self.last_row_consumed = False
         self.stopped = False
-        self.ngram = None
         self._epoch = 0
         self._items: Iterator[Any] | None = None
-
-    @property
-    def transformed_schema(self) -> Unischema:
-        """Return `schema`."""
-        return self.schema
-
-    @property
-    def num_epochs(self) -> int | None:
-        """Return how often all rows are read; None: again and again."""
-        return self.plan.num_epochs
-
-    @property
-    def seed(self) -> int | None:
-        """Return the seed of the epochs' orders; None: rows are in the order of the files."""
-        return self.plan.seed if self.plan.shuffles else None
-
-    @property
-    def is_batched_reader(self) -> bool:
-        """Return whether the reader returns many rows at a time."""
-        return self.plan.batched
-
-    @property
-    def batched_output(self) -> bool:
-        """Return `is_batched_reader`."""
-        return self.plan.batched
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Return the names of the columns that the reader returns."""
-        return tuple(self.schema.fields)
-
-    @property
-    def rows(self) -> int:
-        """Return the rows of this shard, in one epoch, before the transform."""
-        return self.plan.rows
 
     @property
     def diagnostics(self) -> dict[str, Any]:
@@ -90,16 +72,7 @@ class Reader:
         return {"threads": self.plan.threads}
 
     def batches(self, batch_size: int, capacity: int = 0, numbers: bool = True, by_row: bool = False) -> BatchSource:
-        """Return the shard's rows in batches of numpy arrays, for loaders.
-
-        Args:
-            capacity: if rows are not mixed as a whole, each batch is drawn from this number of rows.
-            numbers: dates, timestamps and decimals may become numbers.
-            by_row: the batches are handed out row by row: arrays of a column may differ in length.
-
-        Raises:
-            DataError: a column cannot be read so; the text names it.
-        """
+        """Return the shard's rows in batches of numpy arrays, for loaders; arguments as of `make_batch_source`."""
         return make_batch_source(self.plan, batch_size, capacity, numbers, by_row)
 
     def __iter__(self) -> Reader:
@@ -118,7 +91,7 @@ class Reader:
         if self.last_row_consumed:
             raise StopIteration
         if self._items is None:
-            self._items = self._give()
+            self._items = self._generate_items()
         try:
             return next(self._items)
         except StopIteration:
@@ -127,7 +100,7 @@ class Reader:
 
     next = __next__
 
-    def _give(self) -> Iterator[Any]:
+    def _generate_items(self) -> Iterator[Any]:
         row_type = self.schema.row_type()
         if self.plan.batched:
             for page in self.plan.read_pages(self._epoch, by_row=False):
@@ -142,11 +115,7 @@ class Reader:
         return self.plan.read_pages(self._epoch, by_row=False)
 
     def reset(self) -> None:
-        """Start again from the first row, in the orders of further epochs.
-
-        Raises:
-            NotImplementedError: rows are left, as with petastorm.
-        """
+        """Start again from the first row, in the orders of further epochs; NotImplementedError while rows are left."""
         if self.stopped:
             return
         if not self.last_row_consumed:
@@ -172,9 +141,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -272,44 +239,42 @@ def make_reader(
     return _make("make_reader", dataset_url, "" if trust else "refused", locals())
 
 
-def _make(call: str, url: str | Sequence[str], untrusted: str, arguments: Mapping[str, Any]) -> Reader:
-    """Make the reader of a call.
-
-    Args:
-        call: its name.
-        untrusted: as of `_find_files`.
-        arguments: of the call, by name.
-    """
+def _make(call: str, url: Any, untrusted: str, arguments: Mapping[str, Any]) -> Reader:
+    """Make the reader of a call with these arguments; `untrusted` as of `_find_files`."""
     unused = ("pyarrow_serialize", "results_queue_size", "rowgroup_selector")
     check_others(call, {**arguments["others"], **{name: arguments[name] for name in unused if name in arguments}})
     schema_fields = arguments["schema_fields"]
     files, origin = _find_files(url, arguments["storage_options"], schema_fields, untrusted)
     schema = choose_fields(files, schema_fields, origin)
-    shared = {name: arguments[name] for name in SHARED_ARGUMENTS}
-    return build_reader(files, schema, batched=call == "make_batch_reader", **shared)
+    shared = ReaderArguments(*(arguments[name] for name in ReaderArguments._fields))
+    return build_reader(files, schema, shared, batched=call == "make_batch_reader")
 
 
 def _find_files(
-    url: str | Sequence[str], storage_options: Mapping[str, Any] | None, schema_fields: Any, untrusted: str
+    url: Any, storage_options: Mapping[str, Any] | None, schema_fields: Any, untrusted: str
 ) -> tuple[DatasetFiles, str]:
     """Return the files, and what to call them in messages.
 
     Args:
         untrusted: what becomes of columns that petastorm's codecs made binary; empty: they are decoded.
     """
-    paths = _to_paths(url)
-    store = open_store(to_local_form(paths[0]), storage_options) if paths else None
-    folder = store.get_full_path(to_local_form(paths[0])) if store and len(paths) == 1 else ""
-    origin = paths[0] if len(paths) == 1 else f"{len(paths)} paths"
-    if store and folder and store.exists(f"{folder}/{MANIFEST}"):
+    paths = list(url) if isinstance(url, Iterable) and not isinstance(url, str) else [url]
+    if not all(isinstance(path, str) for path in paths):
+        raise ValueError(f"a data set's URL must be a str, or a list of them; got {url!r}.")
+    if len(paths) != 1:
+        return find_dataset(paths, storage_options), f"{len(paths)} paths"
+    path = to_local_form(paths[0])
+    store = open_store(path, storage_options)
+    folder = store.get_full_path(path)
+    if store.exists(f"{folder}/{MANIFEST}"):
         files = DatasetFiles.from_files(find_data_set(store, folder))
     else:
         files = find_dataset(paths, storage_options)
     kinds = files.kinds
     binary = [name for name in choose_columns(list(kinds), schema_fields) if kinds[name] == "binary"]
-    pickled = read_pickled_schema(store, folder) if store and folder and binary else None
+    pickled = read_pickled_schema(store, folder) if binary else None
     if pickled is None:
-        return files, origin
+        return files, paths[0]
     if untrusted:
         text = (
             f"{folder}: petastorm's codecs made binary columns of {', '.join(map(repr, binary))}, and how is in a "
@@ -319,10 +284,64 @@ def _find_files(
         if untrusted == "refused":
             raise DataError(text)
         warnings.warn(f"{text} Their values come as bytes.", stacklevel=4)
-        return files, origin
+        return files, paths[0]
     schema = parse_fields(pickled, folder)
     decodable = [schema[name] for name in binary if name in schema and schema[name].codec != "scalar"]
-    return files.add_coded(decodable), origin
+    return files.add_coded(decodable), paths[0]
+
+
+def build_reader(
+    files: DatasetFiles, schema: Unischema, wanted: ReaderArguments, *, batched: bool, precision: str | None = None
+) -> Reader:
+    """Check the arguments that all readers share, and return the reader.
+
+    Args:
+        schema: of the columns that are read.
+        precision: "float32" or "float64" for fractions; None: as they are in the files.
+
+    Raises:
+        DataError: the files' columns differ, or there are fewer rows than shards.
+        ValueError: as `ReaderArguments.check`.
+    """
+    wanted.check()
+    threads = _choose_threads(wanted.reader_pool_type, wanted.workers_count)
+    shard, shards = wanted.cur_shard or 0, wanted.shard_count or 1
+    compare_with_job(shard, shards)
+    if precision is not None:
+        schema = _cast_schema(schema, numpy.dtype(precision).type)
+    spec = wanted.transform_spec
+    result_schema = schema if spec is None else transform_schema(schema, spec)
+    if not result_schema.fields:
+        raise DataError(
+            "no column is left to read: "
+            + ("transform_spec removes all." if schema.fields else "the files have none of a type that numpy has.")
+        )
+    if spec is not None and spec.func is None:
+        schema, spec = _drop_fields(schema, result_schema), None
+    files.check(list(schema.fields))
+    files = select_rows(files, wanted.predicate, wanted.filters, by_row=not batched)
+    if files.rows < shards and (wanted.shard_count is not None or not (wanted.predicate or wanted.filters)):
+        raise DataError(f"{files.rows} rows cannot be shared out among {shards} shards: each reads one at least.")
+    if not files.rows:
+        warnings.warn("the predicate or the filters leave no row, so that the reader gives none.", stacklevel=4)
+    return Reader(
+        ReadPlan(
+            files=files,
+            schema=schema,
+            result_schema=result_schema,
+            precision=precision,
+            shard=shard,
+            shards=shards,
+            num_epochs=wanted.num_epochs,
+            seed=secrets.randbits(63) if wanted.seed is None else wanted.seed,
+            shuffle_rows=wanted.shuffle_rows,
+            shuffle_row_groups=wanted.shuffle_row_groups,
+            parts=wanted.shuffle_row_drop_partitions,
+            batched=batched,
+            transform=spec,
+            threads=threads,
+        )
+    )
 
 
 def _drop_fields(schema: Unischema, result: Unischema) -> Unischema:
@@ -335,104 +354,16 @@ def _drop_fields(schema: Unischema, result: Unischema) -> Unischema:
     return Unischema(result._name, [schema.fields[name] for name in result.fields])
 
 
-def _to_paths(url: Any) -> list[str]:
-    paths = list(url) if isinstance(url, Iterable) and not isinstance(url, str) else [url]
-    if not all(isinstance(path, str) for path in paths):
-        raise ValueError(f"a data set's URL must be a str, or a list of them; got {url!r}.")
-    return paths
-
-
 def _cast_schema(schema: Unischema, dtype: type[Any]) -> Unischema:
-    fields = schema.fields.values()
     fractions = (numpy.float32, numpy.float64)
-    return Unischema(
-        schema._name,
-        [field._replace(numpy_dtype=dtype) if field.numpy_dtype in fractions else field for field in fields],
-    )
+    fields = schema.fields.values()
+    return Unischema(schema._name, [f._replace(numpy_dtype=dtype) if f.numpy_dtype in fractions else f for f in fields])
 
 
-#: Arguments of petastorm's readers that `build_reader` takes.
-SHARED_ARGUMENTS = (
-    *("reader_pool_type", "workers_count", "seed", "shuffle_rows", "shuffle_row_groups", "shuffle_row_drop_partitions"),
-    *("predicate", "num_epochs", "cur_shard", "shard_count", "transform_spec", "filters"),
-)
-
-
-def build_reader(
-    files: DatasetFiles,
-    schema: Unischema,
-    *,
-    batched: bool,
-    precision: str | None = None,
-    reader_pool_type: str = "thread",
-    workers_count: int | None = None,
-    seed: int | None = None,
-    shuffle_rows: bool = False,
-    shuffle_row_groups: bool = True,
-    shuffle_row_drop_partitions: int = 1,
-    predicate: PredicateBase | None = None,
-    num_epochs: int | None = 1,
-    cur_shard: int | None = None,
-    shard_count: int | None = None,
-    transform_spec: TransformSpec | None = None,
-    filters: Sequence[Any] | None = None,
-) -> Reader:
-    """Check the arguments that all readers share, and return the reader.
-
-    Args:
-        schema: of the columns that are read.
-        precision: "float32" or "float64" for fractions; None: as they are in the files.
-
-    Raises:
-        DataError: the files' columns differ, or there are fewer rows than shards.
-        ValueError: the shard number is out of range, or the number of epochs is below 1.
-    """
-    if (cur_shard is None) != (shard_count is None):
-        raise ValueError(f"cur_shard={cur_shard!r} and shard_count={shard_count!r}: give both or neither.")
-    if shard_count is not None and cur_shard is not None and not 0 <= cur_shard < shard_count:
-        raise ValueError(f"cur_shard={cur_shard}: shards are numbered from 0, and shard_count is {shard_count}.")
-    if num_epochs is not None and num_epochs < 1:
-        raise ValueError(f"num_epochs must be at least 1, or None for no end; got {num_epochs}.")
-    if shuffle_row_drop_partitions < 1:
-        raise ValueError(f"shuffle_row_drop_partitions must be at least 1; got {shuffle_row_drop_partitions}.")
-    if transform_spec is not None and not hasattr(transform_spec, "edit_fields"):
-        raise ValueError(
-            f"transform_spec must be an object of petastorm.transform.TransformSpec; got {transform_spec!r}."
-        )
-    threads = choose_threads(reader_pool_type, workers_count)
-    if precision is not None:
-        schema = _cast_schema(schema, numpy.dtype(precision).type)
-    shard, shards = (0, 1) if cur_shard is None or shard_count is None else (cur_shard, shard_count)
-    compare_with_job(shard, shards)
-    result_schema = schema if transform_spec is None else transform_schema(schema, transform_spec)
-    if not result_schema.fields:
-        raise DataError(
-            "no column is left to read: "
-            + ("transform_spec removes all." if schema.fields else "the files have none of a type that numpy has.")
-        )
-    if transform_spec is not None and transform_spec.func is None:
-        schema, transform_spec = _drop_fields(schema, result_schema), None
-    files.check(list(schema.fields))
-    files = select_rows(files, predicate, filters, by_row=not batched)
-    if files.rows < shards and (shard_count is not None or not (predicate or filters)):
-        raise DataError(f"{files.rows} rows cannot be shared out among {shards} shards: each reads one at least.")
-    if not files.rows:
-        warnings.warn("the predicate or the filters leave no row, so that the reader gives none.", stacklevel=4)
-    return Reader(
-        ReadPlan(
-            files=files,
-            schema=schema,
-            result_schema=result_schema,
-            precision=precision,
-            shard=shard,
-            shards=shards,
-            num_epochs=num_epochs,
-            seed=secrets.randbits(63) if seed is None else seed,
-            shuffle_rows=shuffle_rows,
-            shuffle_row_groups=shuffle_row_groups,
-            parts=shuffle_row_drop_partitions,
-            batched=batched,
-            transform=transform_spec,
-            threads=threads,
-        )
-    )
+def _choose_threads(pool: str, workers_count: int | None) -> int:
+    """Return the threads for petastorm's arguments: at most one for each core, as more would hold more row groups."""
+    if pool not in ("thread", "process", "dummy"):
+        raise ValueError(f"reader_pool_type must be 'thread', 'process' or 'dummy'; got {pool!r}.")
+    if workers_count is not None and workers_count < 1:
+        raise ValueError(f"workers_count must be at least 1; got {workers_count}.")
+    return 0 if pool == "dummy" else min(workers_count or 10, os.cpu_count() or 1)

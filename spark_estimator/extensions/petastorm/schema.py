@@ -12,8 +12,7 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pyarrow
@@ -36,15 +35,12 @@ _CODECS = {
 _NUMPY = {
     **{name: name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
     **{name: name for name in ("float16", "float32", "float64", "datetime64")},
-    "bool_": "bool",
-    "bool": "bool",
-    "bool8": "bool",
+    **dict.fromkeys(("bool_", "bool", "bool8"), "bool"),
     **dict.fromkeys(("str_", "string_", "unicode_", "bytes_"), "str"),
 }
 
 
-@dataclass(frozen=True)
-class SchemaField:
+class SchemaField(NamedTuple):
     """One column as the Unischema has it.
 
     Attributes:
@@ -92,8 +88,7 @@ _SCHEMA = _make_stub("schema")
 def _restore_tuple(name: str, fields: Sequence[str], values: Sequence[Any]) -> _Stub:
     """Make a named tuple that older versions of PySpark have pickled."""
     by_name = dict(zip(fields, values, strict=True))
-    names = ("name", "numpy_dtype", "shape", "codec", "nullable")
-    return _FIELD(*(by_name.get(item) for item in names))
+    return _FIELD(*(by_name.get(item) for item in ("name", "numpy_dtype", "shape", "codec", "nullable")))
 
 
 def _reconstruct(kind: Any, base: Any, state: Any) -> _Stub:
@@ -154,11 +149,8 @@ def read_pickled_schema(store: FilesystemStore, folder: str) -> bytes | None:
 def parse_fields(pickled: bytes, origin: str) -> dict[str, SchemaField]:
     """Return the columns of a pickled Unischema, by name. No code that the pickle names is run.
 
-    Args:
-        origin: where it comes from, for messages.
-
     Raises:
-        DataError: it is not a Unischema, or it names something that a Unischema does not need.
+        DataError: it is not a Unischema, or it names something that a Unischema does not need; the text has `origin`.
     """
     try:
         # The unpickler knows a fixed list of names, which all lead to objects that do nothing.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy
 import pyarrow
+import pyarrow.dataset
 import pyarrow.parquet
 
 from spark_estimator.data.columns import did_you_mean
@@ -19,8 +21,6 @@ from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import DatasetFiles, Piece
 from spark_estimator.extensions.petastorm.predicates import PredicateBase, find_included
-
-_ROW = "__row__"
 
 
 def select_rows(
@@ -38,22 +38,18 @@ def select_rows(
         ValueError: neither is what it should be.
     """
     if filters:
-        files = _narrow(files, *_filter(files, filters))
-    if predicate is not None:
-        if not isinstance(predicate, PredicateBase):
-            raise ValueError(f"predicate must be an object of petastorm.predicates.PredicateBase; got {predicate!r}.")
-        names = sorted(predicate.get_fields())
-        if not names:
-            raise ValueError("the predicate's get_fields() names no column.")
-
-        def make_mask(table: pyarrow.Table) -> Array:
-            return find_included(predicate, table.to_pandas(), by_row)
-
-        files = _narrow(files, names, make_mask)
-    return files
+        files = _narrow(files, *_parse_filters(files, filters))
+    if predicate is None:
+        return files
+    if not isinstance(predicate, PredicateBase):
+        raise ValueError(f"predicate must be an object of petastorm.predicates.PredicateBase; got {predicate!r}.")
+    names = sorted(predicate.get_fields())
+    if not names:
+        raise ValueError("the predicate's get_fields() names no column.")
+    return _narrow(files, names, lambda table: find_included(predicate, table.to_pandas(), by_row))
 
 
-def _narrow(files: DatasetFiles, names: Sequence[str], mask_of: Callable[[pyarrow.Table], Array]) -> DatasetFiles:
+def _narrow(files: DatasetFiles, names: Sequence[str], make_mask: Callable[[pyarrow.Table], Array]) -> DatasetFiles:
     """Return the files with only those of their selected rows for which the mask is true."""
     kinds = files.kinds
     unknown = next((name for name in names if name not in kinds), None)
@@ -63,55 +59,53 @@ def _narrow(files: DatasetFiles, names: Sequence[str], mask_of: Callable[[pyarro
             + did_you_mean(unknown, kinds)
         )
     files.check(names)
-    of_folders = all(name in files.partitions for name in names)
-    result: list[tuple[Array | None, ...]] = []
+    of_folders = set(names) <= set(files.partitions)
     footers: dict[int, Any] = {}
-    for number, groups in enumerate(files.count_group_rows()):
-        of_file: list[Array | None] = []
-        for group, rows in enumerate(groups):
-            before = files.selected[number][group] if files.selected else None
-            count = min(rows, 1) if of_folders else rows  # one row shows the values of a folder
-            if not count:
-                of_file.append(before)
-                continue
-            mask = mask_of(files.read(Piece(number, group, 0, count), names, footers))
-            if of_folders:
-                of_file.append(before if mask[0] else numpy.zeros(0, numpy.int64))
-                continue
-            numbers = numpy.flatnonzero(mask)
-            if len(numbers) < rows:
-                before = numbers if before is None else before[numbers]
-            of_file.append(before)
-        result.append(tuple(of_file))
-    return files.select(result)
+
+    def narrow_group(file: int, group: int, rows: int) -> Array | None:
+        before = files.selected[file][group] if files.selected else None
+        if not rows:
+            return before
+        # One row shows the values of a folder.
+        mask = make_mask(files.read(Piece(file, group, 0, 1 if of_folders else rows), names, footers))
+        if mask.all():
+            return before
+        numbers = numpy.flatnonzero(mask)
+        return numbers if before is None else before[numbers]
+
+    return replace(
+        files,
+        selected=tuple(
+            tuple(narrow_group(file, group, rows) for group, rows in enumerate(groups))
+            for file, groups in enumerate(files.count_group_rows())
+        ),
+    )
 
 
-def _filter(files: DatasetFiles, filters: Sequence[Any]) -> tuple[list[str], Callable[[pyarrow.Table], Array]]:
+def _parse_filters(files: DatasetFiles, filters: Sequence[Any]) -> tuple[list[str], Callable[[pyarrow.Table], Array]]:
     """Return the columns that the filters name, and a function that returns which rows of a table they leave."""
     try:
         groups = [filters] if isinstance(filters[0][0], str) else filters
-        parts = [[(name, sign, value) for name, sign, value in group] for group in groups]
+        parts = [
+            [(name, sign, _convert_for_partition(files, name, value)) for name, sign, value in group]
+            for group in groups
+        ]
     except (TypeError, ValueError, LookupError) as error:
         raise ValueError(
             f"filters must be a list of (column, operator, value), or a list of such lists; got {filters!r}."
         ) from error
-    typed = [
-        [(name, sign, _convert_for_partition(files, name, value)) for name, sign, value in group] for group in parts
-    ]
     try:
-        expression = pyarrow.parquet.filters_to_expression(typed)
+        expression = pyarrow.parquet.filters_to_expression(parts)
     except (TypeError, ValueError, pyarrow.ArrowInvalid) as error:
         raise ValueError(f"filters: {error}; got {filters!r}.") from error
 
     def make_mask(table: pyarrow.Table) -> Array:
-        numbered = table.append_column(_ROW, pyarrow.array(numpy.arange(table.num_rows)))
         try:
-            numbers = numbered.filter(expression).column(_ROW).to_numpy()
+            column = pyarrow.dataset.dataset(table).to_table(columns={"mask": expression}).column(0)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
             raise DataError(f"filters {filters!r}: {error}") from error
-        result: Array = numpy.zeros(table.num_rows, bool)
-        result[numbers] = True
-        return result
+        mask: Array = column.fill_null(False).to_numpy()
+        return mask
 
     return sorted({name for group in parts for name, _, _ in group}), make_mask
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
-from types import TracebackType
 from typing import Any
 
 import numpy
@@ -52,39 +52,29 @@ def make_petastorm_dataset(reader: Reader) -> tf.data.Dataset:
     return _make_dataset(read_rows, reader.schema, _make_signature(reader.schema, reader.is_batched_reader))
 
 
-class TFDatasetContext:
-    """A context manager that returns a tf.data.Dataset of batches; at its end the rows are released.
+@contextmanager
+def open_tf_dataset(reader: Reader, batch_size: int, prefetch: int | None, capacity: int) -> Iterator[tf.data.Dataset]:
+    """Yield a tf.data.Dataset of a reader's batches; at the end the rows are released.
 
     Args:
-        reader: of batches.
-        batch_size: rows of each batch; the last one may have fewer.
         prefetch: batches that TensorFlow makes ahead; None: as it sees fit.
         capacity: of the shuffling queue.
     """
+    signature = _make_signature(reader.schema, many=True)
+    batches = reader.batches(batch_size, capacity, numbers=False)
 
-    def __init__(self, reader: Reader, batch_size: int, prefetch: int | None, capacity: int) -> None:
-        self.reader = reader
-        self._prefetch = prefetch
-        self._signature = _make_signature(reader.schema, many=True)
-        self._batches = reader.batches(batch_size, capacity, numbers=False)
+    def read_rows() -> Iterator[tuple[Any, ...]]:
+        for batch in batches:
+            if reader.stopped:
+                raise RuntimeError("the with block of make_tf_dataset has ended: its dataset gives no more rows.")
+            yield tuple(_to_tf_value(batch[name], field) for name, field in reader.schema.fields.items())
 
-    def __enter__(self) -> tf.data.Dataset:
-        fields = self.reader.schema.fields
-
-        def read_rows() -> Iterator[tuple[Any, ...]]:
-            for batch in self._batches:
-                if self.reader.stopped:
-                    raise RuntimeError("the with block of make_tf_dataset has ended: its dataset gives no more rows.")
-                yield tuple(_to_tf_value(batch[name], field) for name, field in fields.items())
-
-        dataset = _make_dataset(read_rows, self.reader.schema, self._signature)
-        return dataset.prefetch(tf.data.AUTOTUNE if self._prefetch is None else self._prefetch)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.reader.stop()
-        self._batches.release()
+    try:
+        dataset = _make_dataset(read_rows, reader.schema, signature)
+        yield dataset.prefetch(tf.data.AUTOTUNE if prefetch is None else prefetch)
+    finally:
+        reader.stop()
+        batches.release()
 
 
 def tf_tensors(reader: Reader, shuffling_queue_capacity: int = 0, min_after_dequeue: int = 0) -> Any:
@@ -154,11 +144,7 @@ def _to_tf_type(field: UnischemaField) -> Any:
 
 
 def _to_tf_value(value: Any, field: UnischemaField) -> Any:
-    """Return a row's value, or those of many rows, as TensorFlow takes it.
-
-    Raises:
-        DataError: null, or a value that the declared type cannot hold.
-    """
+    """Return a row's value, or those of many rows, as TensorFlow takes it; DataError for null."""
     array: Array = numpy.asarray(value)
     tf_type = _to_tf_type(field)
     if array.dtype == object:

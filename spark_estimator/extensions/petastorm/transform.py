@@ -10,7 +10,7 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import numpy
 import pyarrow
@@ -28,9 +28,6 @@ from spark_estimator.extensions.petastorm.pages import (
     make_page,
 )
 from spark_estimator.extensions.petastorm.unischema import Unischema, UnischemaField
-
-if TYPE_CHECKING:
-    pass
 
 
 class TransformSpec:
@@ -109,22 +106,11 @@ def transform_schema(schema: Unischema, transform_spec: TransformSpec) -> Unisch
 
 @dataclass(frozen=True)
 class Transformer:
-    """Calls a TransformSpec's function.
-
-    Attributes:
-        spec: with the function.
-        schema: of what it returns.
-        by_row: it takes dicts.
-    """
+    """Calls the function of `spec`, which returns rows of `schema`, and takes dicts if `by_row`."""
 
     spec: TransformSpec
     schema: Unischema
     by_row: bool = False
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Return whether the function can't return more rows or fewer."""
-        return self.by_row
 
     def transform_table(self, table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], place: str) -> Page:
         """Transform rows as they were read.
@@ -165,15 +151,11 @@ class Transformer:
         assert self.spec.func is not None
         objects_of = {name: _make_row_views(matrix) for name, matrix in matrices.items()}
         frame = pandas.DataFrame({name: objects_of.get(name, array) for name, array in arrays.items()}, copy=False)
-        count = len(frame)
+        count = len(frame)  # before the function changes it
         try:
             result = self.spec.func(frame)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # sys.exit() too: it would end the thread that reads rows, without a message
-            raise DataError(
-                f"transform_spec's function failed on {count} rows of {place}: {describe_failure(error)}"
-            ) from error
+        except BaseException as error:
+            _raise_failure(error, f"{count} rows of {place}")
         if not isinstance(result, pandas.DataFrame):
             raise DataError(
                 f"transform_spec's function takes and returns a pandas.DataFrame; it returned {type(result).__name__}."
@@ -194,15 +176,7 @@ class Transformer:
         return page
 
     def transform_rows(self, page: Page, place: str) -> list[tuple[Any, ...]]:
-        """Transform rows one by one: the values of the result's columns, as the function returned them.
-
-        Args:
-            page: the rows as they were read.
-            place: of the rows, for messages.
-
-        Raises:
-            DataError: it failed, or its result has other columns than were declared.
-        """
+        """Return the values of the result's columns, row by row; errors as `transform_table`."""
         assert self.spec.func is not None
         function, names = self.spec.func, tuple(page)
         checked: tuple[Any, ...] | None = None
@@ -212,12 +186,8 @@ class Transformer:
         for values in zip(*page.values(), strict=True):
             try:
                 result = function(dict(zip(names, values, strict=True)))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # as for a frame
-                raise DataError(
-                    f"transform_spec's function failed on a row of {place}: {describe_failure(error)}"
-                ) from error
+            except BaseException as error:
+                _raise_failure(error, f"a row of {place}")
             if type(result) is not dict and not isinstance(result, Mapping):
                 raise DataError(
                     f"make_reader gives transform_spec's function a dict for each row, and takes a dict; it returned "
@@ -230,10 +200,11 @@ class Transformer:
         return rows
 
     def _transform_by_row(self, page: Page, place: str) -> Page:
-        columns = zip(*self.transform_rows(page, place), strict=True)
-        if not (arrays := [make_object_array(values) for values in columns]):
-            arrays = [make_object_array(()) for _ in self.schema.fields]
-        return {name: _make_column(array, name) for name, array in zip(self.schema.fields, arrays, strict=True)}
+        columns = list(zip(*self.transform_rows(page, place), strict=True)) or [()] * len(self.schema.fields)
+        return {
+            name: _make_column(make_object_array(values), name)
+            for name, values in zip(self.schema.fields, columns, strict=True)
+        }
 
     def _check_columns(self, names: Sequence[Any], place: str) -> None:
         expected = list(self.schema.fields)
@@ -246,6 +217,13 @@ class Transformer:
                 f"transform_spec, rows of {place}: the columns are {names}, and by the schema {expected}. Name new and "
                 "changed columns in edit_fields, and others in removed_fields."
             )
+
+
+def _raise_failure(error: BaseException, rows: str) -> NoReturn:
+    """Raise DataError for what a function has raised: sys.exit() would end the thread that reads rows in silence."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    raise DataError(f"transform_spec's function failed on {rows}: {describe_failure(error)}") from error
 
 
 def _make_row_views(matrix: Array) -> Array:

@@ -25,9 +25,9 @@ from spark_estimator.errors import DataError
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
+_WIDTHS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _SCALARS: Mapping[str, Any] = {
-    **{name: getattr(numpy, name) for name in ("int8", "int16", "int32", "int64")},
-    **{name: getattr(numpy, name) for name in ("uint8", "uint16", "uint32", "uint64")},
+    **{name: getattr(numpy, name) for name in _WIDTHS},
     "halffloat": numpy.float16,
     "float": numpy.float32,
     "double": numpy.float64,
@@ -37,6 +37,12 @@ _SCALARS: Mapping[str, Any] = {
     "binary": numpy.bytes_,
     "large_binary": numpy.bytes_,
 }
+
+#: Why rows are not encoded, and what to do instead.
+WRITING = (
+    "data sets with a Unischema are read here, and not written: write plain columns (arrays as array<float>, images as "
+    "binary) with df.write.parquet(), and decode them in a TransformSpec; or write with petastorm itself."
+)
 
 
 class UnischemaField(NamedTuple):
@@ -110,7 +116,8 @@ class Unischema:
             ValueError: a field is none of this schema.
         """
         fields = list(fields)
-        chosen = []
+        patterns = [field for field in fields if isinstance(field, str)]
+        names: dict[str, UnischemaField] = {}
         for field in fields:
             if isinstance(field, str):
                 continue
@@ -120,9 +127,8 @@ class Unischema:
                 raise ValueError(
                     f"there is no field {field.name!r} in {self._name}." + did_you_mean(field.name, self._fields)
                 )
-            chosen.append(self._fields[field.name])
-        matched = match_unischema_fields(self, [field for field in fields if isinstance(field, str)])
-        names = {field.name: field for field in [*chosen, *matched]}
+            names[field.name] = self._fields[field.name]
+        names.update((field.name, field) for field in match_unischema_fields(self, patterns))
         return Unischema(f"{self._name}_view", names.values())
 
     def make_namedtuple(self, **values: Any) -> Any:
@@ -179,10 +185,8 @@ def to_spark_type(field: UnischemaField) -> DataType:
         return kind
     types_by_numpy: dict[Any, DataType] = {
         numpy.int8: types.ByteType(),
-        numpy.uint8: types.ShortType(),
-        numpy.int16: types.ShortType(),
-        numpy.uint16: types.IntegerType(),
-        numpy.int32: types.IntegerType(),
+        **dict.fromkeys((numpy.uint8, numpy.int16), types.ShortType()),
+        **dict.fromkeys((numpy.uint16, numpy.int32), types.IntegerType()),
         numpy.int64: types.LongType(),
         numpy.float32: types.FloatType(),
         numpy.float64: types.DoubleType(),
@@ -199,9 +203,7 @@ def to_spark_type(field: UnischemaField) -> DataType:
 
 
 def to_numpy_type(kind: pyarrow.DataType) -> Any:
-    """Return the numpy type of a column's values (of those inside, for arrays), as a field has it; None: there is
-    none.
-    """
+    """Return the numpy type of a column's values (of those inside, for arrays) as a field has it; None: it has none."""
     if is_list(kind):
         inside = kind.value_type
         return None if is_list(inside) or pyarrow.types.is_struct(inside) else to_numpy_type(inside)
@@ -219,9 +221,7 @@ def to_numpy_type(kind: pyarrow.DataType) -> Any:
 
 
 def to_unischema_field(column: pyarrow.Field) -> UnischemaField | None:
-    """Return a column of a Parquet file as a field; None: petastorm, too, leaves such columns out (structs, maps,
-    ...).
-    """
+    """Return a column of a Parquet file as a field; None for those that petastorm, too, leaves out (structs, ...)."""
     dtype = to_numpy_type(column.type)
     if dtype is None:
         return None
@@ -231,7 +231,7 @@ def to_unischema_field(column: pyarrow.Field) -> UnischemaField | None:
 
 def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
     """Raise NotImplementedError: encoding rows is for ``materialize_dataset``."""
-    raise NotImplementedError(_WRITING)
+    raise NotImplementedError(WRITING)
 
 
 def insert_explicit_nulls(unischema: Unischema, row_dict: MutableMapping[str, Any]) -> None:
@@ -245,9 +245,3 @@ def insert_explicit_nulls(unischema: Unischema, row_dict: MutableMapping[str, An
             if not field.nullable:
                 raise DataError(f"the row has no value for {name!r}, which is not nullable.")
             row_dict[name] = None
-
-
-_WRITING = (
-    "data sets with a Unischema are read here, and not written: write plain columns (arrays as array<float>, images as "
-    "binary) with df.write.parquet(), and decode them in a TransformSpec; or write with petastorm itself."
-)

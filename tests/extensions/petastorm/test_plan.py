@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import threading
 from dataclasses import replace
 from typing import Any
 
 import numpy
 import pytest
 
+from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.arguments import choose_fields
 from spark_estimator.extensions.petastorm.dataset import find_dataset
 from spark_estimator.extensions.petastorm.plan import ReadPlan
@@ -73,6 +75,24 @@ def test_epochs_have_orders_that_the_seed_determines(plan: ReadPlan) -> None:
 def test_threads_that_read_ahead_change_nothing(plan: ReadPlan) -> None:
     mixed = replace(plan, shuffle_row_groups=True, shuffle_rows=True, num_epochs=2)
     assert pages(replace(mixed, threads=3)) == pages(mixed)
+
+
+def test_an_error_of_a_thread_and_an_early_end(plan: ReadPlan) -> None:
+    before = threading.active_count()
+
+    def failing(frame: Any) -> Any:
+        if frame["n"][0] == 8:
+            raise KeyError("broken")
+        return frame
+
+    spec = TransformSpec(failing)
+    endless = replace(plan, num_epochs=None, threads=2, transform=spec)
+    source = endless.read_pages(0, False)
+    next(source)
+    source.close()  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match="broken"):
+        list(endless.read_pages(0, False))
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("precision", [None, "float32", "float64"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_a_data_set_that_petastorm_wrote() -> None:
 
 def test_a_reader_is_what_petastorm_s_callers_expect(numbers: str) -> None:
     with make_reader(numbers, ["n"]) as reader:
-        assert isinstance(reader, Reader) and reader.num_epochs == 1
+        assert isinstance(reader, Reader) and reader.num_epochs == 1 and reader.diagnostics["threads"] >= 1
         assert not (reader.is_batched_reader or reader.batched_output) and reader.schema is reader.transformed_schema
         first = next(reader)
         with pytest.raises(NotImplementedError, match="a reader is reset when all its rows have been read"):
@@ -110,3 +111,11 @@ def test_a_reader_is_what_petastorm_s_callers_expect(numbers: str) -> None:
         reader.join()
     with pytest.raises(RuntimeError, match="the reader was stopped"):
         next(reader)
+
+
+def test_threads_are_at_most_one_for_each_core(numbers: str) -> None:
+    def count(**arguments: Any) -> int:
+        return int(make_reader(numbers, ["n"], **arguments).diagnostics["threads"])
+
+    assert count(reader_pool_type="dummy") == 0 and count(reader_pool_type="process", workers_count=1) == 1
+    assert 1 <= count(workers_count=None) <= (os.cpu_count() or 1)
