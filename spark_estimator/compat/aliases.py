@@ -43,7 +43,7 @@ MODULES: dict[str, str] = {
     "horovod.spark.conf": "spark_estimator.compat.spark_settings",
     "horovod.spark.lightning.legacy": "spark_estimator.estimators.lightning.legacy",
     "horovod.spark.runner": "spark_estimator.spark.runner",
-    "petastorm.codecs": "spark_estimator.extensions.petastorm.field_codecs",
+    "petastorm.codecs": "spark_estimator.extensions.petastorm.codecs",
     "petastorm.predicates": "spark_estimator.extensions.petastorm.predicates",
     "petastorm.pytorch": "spark_estimator.extensions.petastorm.loader",
     "petastorm.reader": "spark_estimator.extensions.petastorm.reader",

@@ -1,4 +1,7 @@
-"""Columns that petastorm's codecs made binary, as arrays of numbers: .npy and .npz bytes, PNG and JPEG images."""
+"""Petastorm's codecs: as declarations in a `Unischema`, and as decoders of .npy and .npz bytes, PNG and JPEG images.
+
+Data sets are read by the codecs that their own schema names; nothing is encoded here.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pyarrow
@@ -13,12 +18,88 @@ import pyarrow
 from spark_estimator.data.fields import Array
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.errors import DataError
+from spark_estimator.extensions.petastorm.pages import fits_shape
 from spark_estimator.extensions.petastorm.schema import SchemaField
+from spark_estimator.extensions.petastorm.unischema import WRITING
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
 
 #: Types that tensors lack become the next larger type that exists, as in petastorm.
 TENSOR_DTYPES = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "bool": "uint8"}
 #: Spark's word for arrays of numbers, by the kind of numpy's type.
 KINDS = {"f": "array<float>", "i": "array<bigint>", "u": "array<bigint>", "b": "array<boolean>"}
+
+
+class DataframeColumnCodec:
+    """The base of all codecs."""
+
+    kind = ""
+
+    def encode(self, unischema_field: Any, value: Any) -> Any:
+        """Raise NotImplementedError: data sets with a Unischema are not written here."""
+        raise NotImplementedError(WRITING)
+
+    def decode(self, unischema_field: Any, value: Any) -> Any:
+        """Return the array that a stored value holds."""
+        return make_decoder(self.kind, unischema_field.name)(value)
+
+    def spark_dtype(self) -> DataType:
+        """Return the Spark type of the stored column: binary."""
+        from pyspark.sql.types import BinaryType
+
+        return BinaryType()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class NdarrayCodec(DataframeColumnCodec):
+    """Arrays as the bytes of ``.npy`` files."""
+
+    kind = "npy"
+
+
+class CompressedNdarrayCodec(DataframeColumnCodec):
+    """Arrays as the bytes of ``.npz`` files."""
+
+    kind = "npz"
+
+
+class CompressedImageCodec(DataframeColumnCodec):
+    """Images as PNG ("png") or JPEG ("jpeg" or "jpg", of a quality from 0 to 100)."""
+
+    kind = "image"
+
+    def __init__(self, image_codec: str = "png", quality: int = 80) -> None:
+        if image_codec not in ("png", "jpeg", "jpg"):
+            raise ValueError(f"image_codec must be 'png' or 'jpeg'; got {image_codec!r}.")
+        self.image_codec = image_codec
+        self.quality = quality
+
+    def __repr__(self) -> str:
+        return f"CompressedImageCodec({self.image_codec!r})"
+
+
+class ScalarCodec(DataframeColumnCodec):
+    """Numbers and strings as a Spark type, an object of `pyspark.sql.types`."""
+
+    kind = "scalar"
+
+    def __init__(self, spark_type: DataType) -> None:
+        self._spark_type = spark_type
+
+    def decode(self, unischema_field: Any, value: Any) -> Any:
+        """Return the value in the field's numpy type."""
+        dtype = unischema_field.numpy_dtype
+        return Decimal(value) if dtype is Decimal else numpy.dtype(dtype).type(value)
+
+    def spark_dtype(self) -> DataType:
+        """Return the Spark type of the stored column."""
+        return self._spark_type
+
+    def __repr__(self) -> str:
+        return f"ScalarCodec({self._spark_type})"
 
 
 @dataclass(frozen=True)
@@ -67,9 +148,7 @@ def inspect_first(files: DataFiles, declared: SchemaField) -> Coded:
     if first is None:
         raise DataError("there are no rows.")
     result = _decode_value(make_decoder(declared.codec, declared.name), declared.name, first.column(0)[0].as_py(), 0)
-    fits = len(result.shape) == len(declared.shape) and all(
-        want in (None, has) for want, has in zip(declared.shape, result.shape, strict=True)
-    )
+    fits = fits_shape(result.shape, declared.shape)
     if result.dtype.name != declared.dtype or not fits or not result.size or result.dtype.kind not in KINDS:
         raise DataError(
             f"column {declared.name!r} is {declared.dtype} of shape {list(declared.shape)} by petastorm's schema, and "

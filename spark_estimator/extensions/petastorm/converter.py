@@ -26,10 +26,13 @@ from spark_estimator.extensions.petastorm.reader import Reader, build_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
 
 _PRECISIONS = (None, "float32", "float64")
 _COMPRESSIONS = ("uncompressed", "bzip2", "gzip", "lz4", "snappy", "deflate")
+# Scalars, and arrays of them, in Spark's words.
+_READABLE = re.compile(
+    r"(array<)?((tiny|small|big)?int|float|double|boolean|date|binary|(decimal|timestamp|string|(var)?char)[^<]*)>?"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -230,28 +233,17 @@ def _find_readable(frame: DataFrame) -> list[str]:
     """Return the columns that readers can read (DataError if there are none); a warning names the others."""
     names = []
     for column in frame.schema.fields:
-        if _is_readable(column.dataType):
+        kind = column.dataType.simpleString()
+        if type(column.dataType).__name__ == "VectorUDT" or _READABLE.fullmatch(kind):
             names.append(column.name)
             continue
         warnings.warn(
-            f"column {column.name!r} has type {column.dataType.simpleString()}, which has no numpy array, and is left "
-            "out of the converter.",
+            f"column {column.name!r} has type {kind}, which has no numpy array, and is left out of the converter.",
             stacklevel=3,
         )
     if not names:
         raise DataError("the DataFrame has no column that a converter can read: no numbers, texts, bytes or arrays.")
     return names
-
-
-def _is_readable(kind: DataType) -> bool:
-    name = kind.typeName()
-    if name == "array":
-        element = kind.elementType  # type: ignore[attr-defined]
-        return element.typeName() != "array" and _is_readable(element) and type(element).__name__ != "VectorUDT"
-    if type(kind).__name__ == "VectorUDT":
-        return True
-    scalars = ("byte", "short", "integer", "long", "float", "double", "boolean", "date", "string", "binary")
-    return name in scalars or name.startswith(("decimal", "timestamp", "varchar", "char"))
 
 
 @contextmanager

@@ -22,23 +22,22 @@ Page = dict[str, Array]
 
 
 def make_page(table: pyarrow.Table, shapes: Mapping[str, tuple[int | None, ...]], by_row: bool) -> Page:
-    """Return a table's columns as arrays.
+    """Return a table's columns as arrays; arguments and errors as `make_array`, `shapes` by column."""
+    return {name: make_array(table.column(name), name, shapes.get(name, ()), by_row) for name in table.column_names}
+
+
+def make_array(
+    column: pyarrow.Array | pyarrow.ChunkedArray, name: str, shape: tuple[int | None, ...] = (), by_row: bool = False
+) -> Array:
+    """Return a column as a writable array [rows, ...].
 
     Args:
-        shapes: of a row's value, by column.
+        shape: of a row's value.
         by_row: the page is returned row by row: null is None (NaN of fractions), and arrays may differ in length.
 
     Raises:
         DataError: arrays of a column differ in length, or one is null.
     """
-    return {
-        name: make_array(table.column(name).combine_chunks(), name, shapes.get(name, ()), by_row)
-        for name in table.column_names
-    }
-
-
-def make_array(column: pyarrow.Array, name: str, shape: tuple[int | None, ...] = (), by_row: bool = False) -> Array:
-    """Return a column as a writable array [rows, ...]; arguments and errors as `make_page`."""
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
     if is_list(column.type):
@@ -85,11 +84,7 @@ def _to_extents(shape: tuple[int | None, ...]) -> tuple[int, ...]:
 
 
 def stack(values: Sequence[Any] | Array, name: str) -> Array:
-    """Return arrays of rows as one array [rows, ...].
-
-    Raises:
-        DataError: their shapes differ, or one is null.
-    """
+    """Return arrays of rows as one array [rows, ...]; DataError if their shapes differ, or one is null."""
     missing = next((number for number, value in enumerate(values) if value is None), None)
     if missing is not None:
         raise DataError(f"column {name!r} holds null instead of an array in row {missing} of these {len(values)} rows.")
@@ -107,11 +102,8 @@ def stack(values: Sequence[Any] | Array, name: str) -> Array:
 def make_column(items: Array, name: str, shape: tuple[int | None, ...] | None) -> Array:
     """Return a column that a user's function returned, as an array [rows, ...].
 
-    Args:
-        shape: of a row's value as it was declared; None: it was not.
-
     Raises:
-        DataError: values have different shapes or types, or not the declared shape.
+        DataError: values have different shapes or types, or not the shape that was declared.
     """
     from pandas.api.types import infer_dtype
 
@@ -120,7 +112,12 @@ def make_column(items: Array, name: str, shape: tuple[int | None, ...] | None) -
     first = next((item for item in items if item is not None), None)
     if is_array(first):
         array = stack(items, name)
-        _check_shape(array, name, shape)
+        # Petastorm, too, takes any length of declared vectors.
+        if shape and len(shape) > 1 and not fits_shape(array.shape[1:], shape):
+            raise DataError(
+                f"transform_spec declares column {name!r} with the shape {list(shape)}, and its function returned "
+                f"arrays of {list(array.shape[1:])}."
+            )
         return array
     if infer_dtype(items, skipna=False) in ("string", "bytes", "decimal"):
         return items.astype(numpy.str_) if isinstance(first, str) else _make_writable(items)
@@ -130,16 +127,10 @@ def make_column(items: Array, name: str, shape: tuple[int | None, ...] | None) -
         raise DataError(f"column {name!r} of what transform_spec's function returned: {error}") from error
 
 
-def _check_shape(array: Array, name: str, shape: tuple[int | None, ...] | None) -> None:
-    if not shape or len(shape) == 1:
-        return  # petastorm, too, takes any length of declared vectors
-    has = array.shape[1:]
-    fits = len(has) == len(shape) and all(want in (None, extent) for want, extent in zip(shape, has, strict=True))
-    if not fits:
-        raise DataError(
-            f"transform_spec declares column {name!r} with the shape {list(shape)}, and its function returned arrays "
-            f"of {list(has)}."
-        )
+def fits_shape(shape: Sequence[int], declared: Sequence[int | None]) -> bool:
+    """Return whether an array of this shape is one that was declared."""
+    pairs = zip(declared, shape, strict=False)
+    return len(shape) == len(declared) and all(want in (None, extent) for want, extent in pairs)
 
 
 def is_array(value: Any) -> bool:
@@ -156,11 +147,7 @@ def make_object_array(values: Sequence[Any]) -> Array:
 
 
 def check_no_null(column: pyarrow.ChunkedArray, name: str, place: str) -> None:
-    """Raise DataError if a value of a column, or within its arrays, is null.
-
-    Args:
-        place: of the rows, for messages.
-    """
+    """Raise DataError if a value of a column, or within its arrays, is null; the text has the place of the rows."""
     count = column.null_count
     if is_list(column.type):
         count += sum(chunk.flatten().null_count for chunk in column.chunks)
@@ -172,9 +159,7 @@ def check_no_null(column: pyarrow.ChunkedArray, name: str, place: str) -> None:
 
 
 def is_fixed_width(column: pyarrow.Array) -> bool:
-    """Return whether a column holds numbers, truth values or moments, and no null: pandas has the same arrays of
-    them.
-    """
+    """Return whether a column holds numbers, truth values or moments, and no null: pandas has the same arrays."""
     kind = column.type
     is_number = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
     return not column.null_count and (is_number or (pyarrow.types.is_timestamp(kind) and kind.tz is None))
@@ -191,11 +176,7 @@ def slice_page(page: Page, start: int, stop: int) -> Page:
 
 
 def join_pages(pages: Sequence[Page]) -> Page:
-    """Return pages one after the other, as one.
-
-    Raises:
-        DataError: arrays of a column have different shapes.
-    """
+    """Return pages one after the other, as one; DataError if arrays of a column have different shapes."""
     if len(pages) == 1:
         return pages[0]
     result = {}

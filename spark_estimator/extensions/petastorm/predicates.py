@@ -45,12 +45,7 @@ class PredicateBase(ABC):
 
 
 class in_set(PredicateBase):
-    """Rows whose value is one of a set.
-
-    Args:
-        inclusion_values: the values.
-        predicate_field: the column.
-    """
+    """Rows whose value in the column `predicate_field` is one of `inclusion_values`."""
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         self._values = set(inclusion_values)
@@ -64,12 +59,7 @@ class in_set(PredicateBase):
 
 
 class in_intersection(PredicateBase):
-    """Rows whose array holds at least one of a set of values.
-
-    Args:
-        inclusion_values: the values.
-        _predicate_field: the column of arrays.
-    """
+    """Rows whose array in the column `_predicate_field` holds at least one of `inclusion_values`."""
 
     def __init__(self, inclusion_values: Iterable[Any], _predicate_field: str) -> None:
         self._values = list(inclusion_values)
@@ -126,12 +116,7 @@ class in_negate(PredicateBase):
 
 
 class in_reduce(PredicateBase):
-    """Combines the results of several predicates with a function.
-
-    Args:
-        predicate_list: the predicates.
-        reduce_func: takes a list of true and false: ``all``, ``any``, ...
-    """
+    """Combines the results of several predicates with a function of a list of true and false: ``all``, ``any``, ..."""
 
     def __init__(self, predicate_list: Sequence[PredicateBase], reduce_func: Callable[[list[bool]], Any]) -> None:
         _check(predicate_list)
@@ -171,18 +156,13 @@ class in_pseudorandom_split(PredicateBase):
 
 
 def _check(predicates: Sequence[Any]) -> None:
-    wrong = next((item for item in predicates if not isinstance(item, PredicateBase)), None)
-    if wrong is not None:
-        raise ValueError(f"{wrong!r} is no predicate: derive it from PredicateBase.")
+    for item in predicates:
+        if not isinstance(item, PredicateBase):
+            raise ValueError(f"{item!r} is no predicate: derive it from PredicateBase.")
 
 
 def find_included(predicate: PredicateBase, frame: pandas.DataFrame, by_row: bool) -> Array:
-    """Return [rows] which rows a predicate includes.
-
-    Args:
-        frame: [rows] the columns that the predicate looks at.
-        by_row: it is called with a dict for each row, never with the frame.
-    """
+    """Return [rows] which rows of a frame a predicate includes; `by_row` calls it with a dict for each row only."""
     if isinstance(predicate, in_negate):
         return ~find_included(predicate.predicate, frame, by_row)
     if isinstance(predicate, in_reduce):
@@ -210,9 +190,7 @@ def _call_with_frame(predicate: PredicateBase, frame: pandas.DataFrame) -> Array
     if not len(frame):
         return None
     for rows in (*_PROBES, len(frame)):
-        asked = frame
-        if rows != len(frame):
-            asked = frame.take(numpy.arange(rows) % len(frame)).reset_index(drop=True)
+        asked = frame.take(numpy.arange(rows) % len(frame)).reset_index(drop=True) if rows != len(frame) else frame
         try:
             answer = predicate.do_include(asked)
             if isinstance(answer, pandas.Series):

@@ -79,13 +79,7 @@ class Reader:
         return self
 
     def __next__(self) -> Any:
-        """Return the next row, or rows.
-
-        Raises:
-            DataError: it can't be read, or the transform failed.
-            RuntimeError: the reader was stopped.
-            StopIteration: all epochs have been read.
-        """
+        """Return the next row, or rows; RuntimeError after `stop`, DataError if it can't be read or transformed."""
         if self.stopped:
             raise RuntimeError("the reader was stopped, or its with block has ended: it gives no more rows.")
         if self.last_row_consumed:
@@ -293,11 +287,7 @@ def _find_files(
 def build_reader(
     files: DatasetFiles, schema: Unischema, wanted: ReaderArguments, *, batched: bool, precision: str | None = None
 ) -> Reader:
-    """Check the arguments that all readers share, and return the reader.
-
-    Args:
-        schema: of the columns that are read.
-        precision: "float32" or "float64" for fractions; None: as they are in the files.
+    """Check the arguments that all readers share, and return the reader of `schema`, in a precision as of `ReadPlan`.
 
     Raises:
         DataError: the files' columns differ, or there are fewer rows than shards.

@@ -78,12 +78,7 @@ def _make_key(field: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class Unischema:
-    """Named columns, in their order. Each is also an attribute by its name: ``schema.label``.
-
-    Args:
-        name: of the schema.
-        fields: `UnischemaField` objects.
-    """
+    """Named columns, in their order. Each is also an attribute by its name: ``schema.label``."""
 
     def __init__(self, name: str, fields: Iterable[UnischemaField]) -> None:
         self._name = name
@@ -140,11 +135,7 @@ class Unischema:
         return _make_row_type(f"{self._name}_view", tuple(self._fields))
 
     def as_spark_schema(self) -> StructType:
-        """Return Spark's schema of a data set that petastorm writes with this Unischema.
-
-        Raises:
-            ValueError: a field without codec has no Spark type.
-        """
+        """Return Spark's schema of a data set that petastorm writes with this Unischema; raises as `to_spark_type`."""
         from pyspark.sql.types import StructField, StructType
 
         return StructType(
@@ -173,11 +164,7 @@ def match_unischema_fields(schema: Unischema, field_regex: Iterable[str]) -> lis
 
 
 def to_spark_type(field: UnischemaField) -> DataType:
-    """Return the Spark type in which a field is stored.
-
-    Raises:
-        ValueError: it has no codec, and its values are no scalars that Spark has.
-    """
+    """Return the Spark type in which a field is stored; ValueError if it has no codec, and is no scalar of Spark's."""
     from pyspark.sql import types
 
     if field.codec is not None:
@@ -235,11 +222,7 @@ def dict_to_spark_row(unischema: Unischema, row_dict: Mapping[str, Any]) -> Any:
 
 
 def insert_explicit_nulls(unischema: Unischema, row_dict: MutableMapping[str, Any]) -> None:
-    """Add None for fields that a row lacks.
-
-    Raises:
-        DataError: such a field is not nullable.
-    """
+    """Add None for fields that a row lacks; DataError for one that is not nullable."""
     for name, field in unischema.fields.items():
         if name not in row_dict:
             if not field.nullable:

@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm.field_codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
+from spark_estimator.extensions.petastorm.codecs import CompressedImageCodec, NdarrayCodec, ScalarCodec
 from spark_estimator.extensions.petastorm.unischema import (
     Unischema,
     UnischemaField,
