@@ -23,6 +23,7 @@ from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.table_folders import check_outside_tables
 from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.store import FilesystemStore
+from spark_estimator.store.filesystem import Entry
 from spark_estimator.store.hadoop import find_default_filesystem
 
 # How many arrays are read at a time to find their length.
@@ -167,12 +168,32 @@ def _describe_cluster_path(path: str) -> str:
     )
 
 
+def list_data(
+    folder: str, path: str, spelling: str, store: FilesystemStore, formats: dict[str, frozenset[str]] | None
+) -> list[tuple[str, Entry]]:
+    """Return the names and entries of a folder; those that begin with ``_`` or ``.`` are no data, as for Spark.
+
+    Args:
+        path, spelling: of the folder as it is named in messages, and as the user has written it.
+        formats: as in `check_outside_tables`; None: the folder is below one that was checked.
+
+    Raises:
+        DataError: the folder does not exist, or is part of a table whose metadata is not read.
+    """
+    try:
+        entries = store.entries(folder)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: the file or folder does not exist.{_describe_cluster_path(spelling)}") from error
+    if formats is not None:
+        check_outside_tables(path, folder, entries, store, formats)
+    named = [(entry.path.rstrip("/").rpartition("/")[2], entry) for entry in entries]
+    return [(name, entry) for name, entry in named if not name.startswith(("_", "."))]
+
+
 def find_files(
     paths: str | Sequence[str], store: FilesystemStore | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> DataFiles:
     """Return the Parquet files of a folder, of a Delta table's present version, or those that are named.
-
-    Files whose names begin with ``_`` or ``.`` are none, as for Spark.
 
     Raises:
         DataError: there are none, or the folder is divided by the values of a column, or it is part of a table
@@ -193,15 +214,7 @@ def find_files(
             result += files
             kinds.update(kinds_of_table)
             continue
-        try:
-            entries = store.entries(folder)
-        except FileNotFoundError as error:
-            raise DataError(f"{path}: the file or folder does not exist.{_describe_cluster_path(spelling)}") from error
-        check_outside_tables(path, folder, entries, store, formats)
-        for entry in entries:
-            name = entry.path.rstrip("/").rpartition("/")[2]
-            if name.startswith(("_", ".")):
-                continue
+        for name, entry in list_data(folder, path, spelling, store, formats):
             if entry.size is None:
                 raise DataError(
                     f"{path} has the folder {name!r} inside"

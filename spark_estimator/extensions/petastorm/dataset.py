@@ -13,12 +13,10 @@ import pyarrow
 import pyarrow.parquet
 
 from spark_estimator.data.fields import Array
-from spark_estimator.data.legacy_calendar import check_calendar, find_legacy_columns
 from spark_estimator.data.numbers import get_kind, to_numbers
-from spark_estimator.data.parquet import DataFiles
+from spark_estimator.data.parquet import DataFiles, list_data
 from spark_estimator.data.parquet_file import DataFile, name_errors, open_store, to_local_form
 from spark_estimator.data.rank import shares
-from spark_estimator.data.table_folders import check_outside_tables
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.codecs import KINDS, Coded, inspect_first
 from spark_estimator.extensions.petastorm.schema import SchemaField
@@ -129,8 +127,7 @@ class DatasetFiles(DataFiles):
         if stored:
             with file.open_file(self.store, footer=footers.get(piece.file)) as opened:
                 footers[piece.file] = opened.metadata
-                table = opened.read_row_group(piece.group, columns=stored, use_threads=False)
-                check_calendar(file.path, find_legacy_columns(opened.metadata, stored), table)
+                table = file.read_table(opened, piece.group, stored)
             if selected is None:
                 table = table.slice(piece.start, piece.rows)
             else:
@@ -180,14 +177,15 @@ def find_dataset(paths: str | Sequence[str], storage_options: Mapping[str, Any] 
         DataError: there are none, or folders below have other names, or the folder is part of a Delta, Hudi or
             Iceberg table.
     """
-    named = [to_local_form(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    written = [paths] if isinstance(paths, str) else paths
+    named = [to_local_form(path) for path in written]
     if not named:
         raise DataError("no path of Parquet files was given.")
     store = open_store(named[0], storage_options)
     files: list[tuple[DataFile, dict[str, str]]] = []
     formats: dict[str, frozenset[str]] = {}
-    for path in named:
-        files += _find_files(store, store.get_full_path(path), path, {}, formats)
+    for spelling, path in zip(written, named, strict=True):
+        files += _find_files(store, store.get_full_path(path), path, spelling, {}, formats)
     if not files:
         raise DataError(f"{', '.join(named)}: there are no Parquet files.")
     names = list(files[0][1])
@@ -205,18 +203,14 @@ def find_dataset(paths: str | Sequence[str], storage_options: Mapping[str, Any] 
 
 
 def _find_files(
-    store: FilesystemStore, folder: str, path: str, values: dict[str, str], formats: dict[str, frozenset[str]]
+    store: FilesystemStore,
+    folder: str,
+    path: str,
+    spelling: str,
+    values: dict[str, str],
+    formats: dict[str, frozenset[str]],
 ) -> Iterator[tuple[DataFile, dict[str, str]]]:
-    try:
-        entries = store.entries(folder)
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: the file or folder does not exist.") from error
-    if not values:
-        check_outside_tables(path, folder, entries, store, formats)
-    for entry in sorted(entries, key=lambda item: item.path):
-        name = entry.path.rstrip("/").rpartition("/")[2]
-        if name.startswith(("_", ".")):
-            continue
+    for name, entry in list_data(folder, path, spelling, store, None if values else formats):
         if entry.size is not None:
             yield DataFile.read(entry.path, store, entry.size), values
             continue
@@ -226,7 +220,8 @@ def _find_files(
                 f"{path} has the folder {name!r} inside, whose name is not that of a partition (name=value): name the "
                 "folders that hold files."
             )
-        yield from _find_files(store, entry.path, path, {**values, unquote(column): unquote(value)}, formats)
+        inner = {**values, unquote(column): unquote(value)}
+        yield from _find_files(store, entry.path, path, spelling, inner, formats)
 
 
 def _parse_values(values: Sequence[str]) -> pyarrow.Array:
