@@ -7,7 +7,6 @@ read without running code, nor which files have to be trusted.
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from pathlib import Path
 
@@ -16,17 +15,8 @@ _LINE_BYTES = len(_LINE % (b"0" * 64))
 _PIECE_BYTES = 1 << 20
 
 
-def add_seal(stream: io.BytesIO) -> bytes:
-    """Return the stream's content, and a line with its digest at the end; ``torch.load`` reads over that."""
-    with stream.getbuffer() as view:
-        line = make_seal(view)
-    stream.seek(0, io.SEEK_END)
-    stream.write(line)
-    return stream.getvalue()
-
-
 def make_seal(content: bytes | memoryview) -> bytes:
-    """Return the line with the digest of the content."""
+    """Return the line with the digest of the content, for its end; ``torch.load`` reads over that."""
     return _LINE % hashlib.sha256(content).hexdigest().encode()
 
 
@@ -36,7 +26,7 @@ def remove_seal(content: bytes) -> bytes:
 
 
 def find_flaw(content: bytes) -> str:
-    """Return how this differs from what `add_seal` made, in words after the file's name; empty: in nothing."""
+    """Return how this differs from content with its seal, in words after the file's name; empty: in nothing."""
     line = content[-_LINE_BYTES:]
     if not re.fullmatch(rb"\nsha256:[0-9a-f]{64}\n", line):
         return (
