@@ -1,7 +1,8 @@
 """The writer: a process beside a rank that writes the rank's copies, and outlives the rank until they are written.
 
 It is started by `writer_link`, has its descriptors, and imports neither torch nor numpy. The rank sends what writes a
-copy (`WriteCopy`), pickled, through a pipe.
+copy (`WriteCopy`), pickled, through a pipe. Extensions define such functions, too: `Writer`, `PendingCopy` and
+`GivenUpError` are changed together with them.
 """
 
 from __future__ import annotations

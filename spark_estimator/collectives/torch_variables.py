@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from spark_estimator.collectives.rendezvous import Rendezvous
 from spark_estimator.env import MASTER_VARIABLE
 
@@ -41,9 +39,3 @@ def make_torch_variables(rendezvous: Rendezvous) -> dict[str, str]:
         "MASTER_PORT": str(master.port),
         MASTER_VARIABLE: f"{master.address}:{master.port}",
     }
-
-
-def has_launchers_master(environ: Mapping[str, str]) -> bool:
-    """Return whether MASTER_ADDR and MASTER_PORT are those of this package's launcher, or neither is set."""
-    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    return not (address or port) or f"{address}:{port}" == environ.get(MASTER_VARIABLE)

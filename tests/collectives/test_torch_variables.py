@@ -1,10 +1,9 @@
-"""The variables of torchrun, for ranks on several hosts, and how another launcher's master is recognised."""
+"""The variables of torchrun, for ranks on several hosts."""
 
 from __future__ import annotations
 
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous
-from spark_estimator.collectives.torch_variables import NAMES, has_launchers_master, make_torch_variables
-from spark_estimator.env import MASTER_VARIABLE
+from spark_estimator.collectives.torch_variables import NAMES, make_torch_variables
 
 
 def test_each_rank_gets_its_place_and_rank_0s_address() -> None:
@@ -20,11 +19,3 @@ def test_each_rank_gets_its_place_and_rank_0s_address() -> None:
     assert {(variables["WORLD_SIZE"], variables["MASTER_ADDR"], variables["MASTER_PORT"]) for variables in made} == {
         ("3", "10.0.0.0", "1000")
     }
-
-
-def test_a_master_that_others_set_is_theirs() -> None:
-    ours = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5", MASTER_VARIABLE: "10.0.0.1:5"}
-    assert has_launchers_master(ours)
-    assert has_launchers_master({})
-    assert not has_launchers_master({**ours, "MASTER_PORT": "29500"})
-    assert not has_launchers_master({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +18,6 @@ from torch.distributed.distributed_c10d import BackendConfig, PrefixStore, Store
 from spark_estimator.collectives import context
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.engine import Engine
-from spark_estimator.collectives.torch_variables import has_launchers_master
 from spark_estimator.env import MASTER_VARIABLE, Settings
 from spark_estimator.extensions.process_group import (
     gloo_threads,
@@ -267,7 +266,7 @@ def wrap_rendezvous(otherwise: Callable[..., Rendezvous]) -> Callable[..., Rende
     """
 
     def handler(url: str, timeout: timedelta = torch.distributed.default_pg_timeout, **options: Any) -> Rendezvous:
-        if not has_launchers_master(os.environ) or not (_is_in_job() or MASTER_VARIABLE in os.environ):
+        if not _has_launchers_master(os.environ) or not (_is_in_job() or MASTER_VARIABLE in os.environ):
             yield from otherwise(url, timeout=timeout, **options)
             return
         groups = _get_job_groups()
@@ -277,6 +276,12 @@ def wrap_rendezvous(otherwise: Callable[..., Rendezvous]) -> Callable[..., Rende
         yield groups.make_store(timeout), context.rank(), context.size()
 
     return handler
+
+
+def _has_launchers_master(environ: Mapping[str, str]) -> bool:
+    """Return whether MASTER_ADDR and MASTER_PORT are those of this package's launcher, or neither is set."""
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    return not (address or port) or f"{address}:{port}" == environ.get(MASTER_VARIABLE)
 
 
 def _is_in_job() -> bool:

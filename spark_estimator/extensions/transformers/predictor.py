@@ -12,9 +12,9 @@ from typing import Any
 import numpy
 import pyarrow
 import torch
+from numpy.typing import NDArray
 
 from spark_estimator.data.columns import did_you_mean
-from spark_estimator.data.fields import Array
 from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.inference.prediction_columns import make_struct, to_arrow_type
 from spark_estimator.estimators.inference.predictor import ROWS_ALIKE, Predictor, insert_nulls
@@ -106,7 +106,7 @@ class TextPredictor(Predictor):
         net, tokenizer = model
         return move_model(net, choose_device(self.device)), tokenizer
 
-    def call(self, model: Any, matrices: Sequence[Array]) -> list[Array]:
+    def call(self, model: Any, matrices: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Raise NotImplementedError: see `predict_texts`."""
         raise NotImplementedError
 

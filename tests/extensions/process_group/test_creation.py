@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import spark_estimator.torch as hvd
+from spark_estimator.env import MASTER_VARIABLE
 from spark_estimator.extensions.process_group import creation
 from tests.torch.in_group import in_group
 from tests.torch.rank_pool import RankPool
@@ -69,3 +70,11 @@ def test_it_needs_no_name_that_the_oldest_torch_lacks(monkeypatch: pytest.Monkey
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.create is not creation.create
+
+
+def test_a_master_that_others_set_is_theirs() -> None:
+    ours = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5", MASTER_VARIABLE: "10.0.0.1:5"}
+    assert creation._has_launchers_master(ours)
+    assert creation._has_launchers_master({})
+    assert not creation._has_launchers_master({**ours, "MASTER_PORT": "29500"})
+    assert not creation._has_launchers_master({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"})
