@@ -133,6 +133,10 @@ def _parse_folder(text: str) -> str:
     return text
 
 
+def _parse_folders(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def _parse_file(text: str) -> str:
     if text and not text.startswith("/"):
         raise ValueError("the absolute path of a file")
@@ -313,6 +317,11 @@ class Settings:
         effect="where each host keeps its ranks' rows during training; memory: in memory, as by default where "
         "spark.io.encryption.enabled is true; else the default is Spark's local folder (SPARK_LOCAL_DIRS), or the "
         "system's temporary folder",
+    )  # fmt: skip
+    table_folders: tuple[str, ...] = _make_field(
+        "SPARK_ESTIMATOR_TABLE_FOLDERS", (), _parse_folders, unit="folders",
+        effect="comma-separated folders and URLs below which a Delta table's log may name files that are not below its "
+        "own folder, as a shallow clone's are not",
     )  # fmt: skip
     ssh_command: str = _make_field(
         "SPARK_ESTIMATOR_SSH_COMMAND", "ssh", str, unit="command",

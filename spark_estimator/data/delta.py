@@ -1,74 +1,51 @@
-"""The files of a Delta table's present version, read from its log without Spark.
+"""The files of one version of a Delta table: the package `deltalake` reads the log, and ranks read the files.
 
-A Delta table's folder also holds files that a later version has removed: its log lists the present ones. The log is
-``_delta_log``: a JSON file for each version, and now and then a checkpoint, a Parquet file with the state so far.
-Values of partition columns are in the log, not in the files; a column that was added after a file was written is null
-in it. Deletion vectors and column mapping are refused, as are reader features that this module does not know.
+A Delta table's folder also holds files that a later version has removed: its log lists the present ones, with the
+values of partition columns. What the log says of a file becomes part of its `DataFile`: rows that a deletion vector has
+left, names and types that differ from the table's, columns that were added later and are null.
+
+`deltalake` gives any version's schema with its mapping, its files (`DeltaTable.get_add_actions`) and the rows that are
+left in each (`deletion_vectors`). Its own scans promise no order of rows, so that ranks could not divide them.
 """
 
 from __future__ import annotations
 
 import datetime
-import json
+import os
+import posixpath
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow
-import pyarrow.parquet
+import pyarrow.compute
 
+from spark_estimator.data.deleted_rows import LiveRows
 from spark_estimator.data.numbers import get_kind
-from spark_estimator.data.parquet_file import DataFile, name_errors, to_local_form
+from spark_estimator.data.parquet_file import DataFile, to_local_form
+from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
 
 LOG = "_delta_log"
-_COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
-# Table features that are accepted: the data shows whether a file has deletion vectors, or another type of a column.
+#: A version of a table: its number, or a moment, in ISO 8601 if it is a text. None: the last one.
+Version = int | str | datetime.datetime | None
+# Features of tables that are read here; the log shows which columns and files have them.
 _KNOWN_FEATURES = {
     "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
-    "vacuumProtocolCheck",
+    "vacuumProtocolCheck", "variantType", "variantType-preview",
 }  # fmt: skip
-_TYPES: dict[str, pyarrow.DataType] = {
-    "byte": pyarrow.int8(),
-    "short": pyarrow.int16(),
-    "integer": pyarrow.int32(),
-    "long": pyarrow.int64(),
-    "float": pyarrow.float32(),
-    "double": pyarrow.float64(),
-    "boolean": pyarrow.bool_(),
-    "string": pyarrow.string(),
-    "date": pyarrow.date32(),
-    "binary": pyarrow.binary(),
-    "timestamp": pyarrow.timestamp("us", "UTC"),
-    "timestamp_ntz": pyarrow.timestamp("us"),
-}
-
-
-@dataclass
-class _State:
-    """What the log contains, version after version.
-
-    Attributes:
-        files: by path as the log writes it, the ``add`` action of each file of the table.
-        metadata, protocol: the last ones.
-    """
-
-    files: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    protocol: Mapping[str, Any] = field(default_factory=dict)
-
-    def apply(self, action: Mapping[str, Any]) -> None:
-        """Apply one action of a version or of a checkpoint."""
-        if (removed := action.get("remove")) is not None:
-            self.files.pop(removed["path"], None)
-        elif (added := action.get("add")) is not None:
-            self.files[added["path"]] = added
-        self.metadata = action.get("metaData") or self.metadata
-        self.protocol = action.get("protocol") or self.protocol
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/|/")
+_OPTIONS = {
+    "key": "aws_access_key_id", "secret": "aws_secret_access_key", "endpoint_url": "aws_endpoint_url",
+    "region_name": "aws_region", "account_name": "azure_storage_account_name", "sas_token": "azure_storage_sas_token",
+    "account_key": "azure_storage_account_key",
+}  # fmt: skip
+_PHYSICAL, _NUMBER, _CHANGES = (
+    f"delta.{name}".encode() for name in ("columnMapping.physicalName", "columnMapping.id", "typeChanges")
+)
 
 
 def is_delta(folder: str, store: FilesystemStore) -> bool:
@@ -76,141 +53,212 @@ def is_delta(folder: str, store: FilesystemStore) -> bool:
     return store.exists(f"{folder}/{LOG}")
 
 
-def find_table_files(folder: str, store: FilesystemStore) -> tuple[tuple[DataFile, ...], Mapping[str, str]]:
-    """Return the files of the table's last version, by path, and the kinds of all its columns, in the order of its
-    schema.
+def find_table_files(folder: str, store: FilesystemStore, version: Version = None) -> tuple[DataFile, ...]:
+    """Return the files of a version, by path. They have all columns of its schema, in its order.
 
     Raises:
-        DataError: the log is incomplete or damaged, or the table uses what this module does not read.
+        DataError: the log cannot be read, or the table uses what is not read here.
     """
-    state = _read_log(folder, store)
-    _check_features(folder, state)
-    schema = json.loads(state.metadata["schemaString"])["fields"]
-    types = {column["name"]: _to_arrow_type(column["type"]) for column in schema}
-    partitions = list(state.metadata.get("partitionColumns") or ())
-    result = []
-    for path in sorted(state.files):
-        added = state.files[path]
-        if added.get("deletionVector"):
-            raise DataError(
-                f"{folder}: the file {path} has a deletion vector, which only Delta's own readers apply. Rewrite the "
-                "table (REORG TABLE ... APPLY (PURGE)), or read it with Spark: fit(df), or df.write.parquet()."
-            )
-        name = unquote(path)
-        whole = to_local_form(name) if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:/|/", name) else f"{folder}/{name}"
-        file = DataFile.read(whole, store, int(added["size"]))
-        values = dict(added.get("partitionValues") or {})
-        constants = {
-            column: _parse_partition_value(folder, column, values.get(column), types[column]) for column in partitions
+    log = read_log(folder, version, store.storage_options)
+    paths = locate_files(folder, log)
+    sizes = log["size_bytes"].to_pylist()
+    return make_files(log, [DataFile.read(path, store, size) for path, size in zip(paths, sizes, strict=True)])
+
+
+def read_log(folder: str, version: Version = None, storage_options: Mapping[str, Any] | None = None) -> pyarrow.Table:
+    """Return the files of a version by path: `path`, `size_bytes`, `partition` if the table has such columns, and
+    `live`, which rows a deletion vector has left. The metadata has the `version`, how columns are `mapped`, and the
+    `schema` of the table, as Arrow writes it.
+
+    Raises:
+        DataError: as `find_table_files`.
+    """
+    try:
+        import deltalake
+    except ImportError as error:
+        raise DataError(
+            f"{folder} is a Delta table, and the package that reads its log is not installed here: pip install "
+            "'spark-estimator[delta]'. Or read it with Spark: fit(df), or df.write.parquet(path)."
+        ) from error
+    try:
+        table = deltalake.DeltaTable(folder, storage_options=_translate_options(storage_options or {}))
+        if version is not None:
+            table.load_as_version(version)
+        if not isinstance(version, (int, type(None))):
+            _check_moment(table, version)
+        _check_table(folder, table)
+        files = pyarrow.table(table.get_add_actions())
+        live = _find_live_rows(table, files["path"].to_pylist())
+        metadata = {
+            "version": str(table.version()),
+            "mapped": table.metadata().configuration.get("delta.columnMapping.mode", "none"),
+            "schema": pyarrow.schema(table.schema()).serialize().to_pybytes(),
         }
-        missing = [column for column in types if column not in file.kinds and column not in constants]
-        constants.update({column: pyarrow.scalar(None, types[column]) for column in missing if types[column]})
-        result.append(file.add_constants(constants))
-    kinds = {column: _find_kind(column, kind, result) for column, kind in types.items()}
-    return tuple(result), kinds
-
-
-def _read_log(folder: str, store: FilesystemStore) -> _State:
-    names = [entry.path.rpartition("/")[2] for entry in store.entries(f"{folder}/{LOG}")]
-    commits = sorted(int(match[1]) for name in names if (match := _COMMIT.fullmatch(name)))
-    base, parts = _find_last_checkpoint(names)
-    if base is None and commits[:1] != [0] and any(".checkpoint." in name for name in names):
+    except DataError:
+        raise
+    except Exception as error:  # its own, of the operating system, ValueError
+        at = "" if version is None else f", version {version},"
+        reason = f"{type(error).__name__}: {str(error).strip(' .')}"
         raise DataError(
-            f"{folder}/{LOG}: its checkpoints are of the V2 format, or incomplete, and cannot be read here; and the "
-            "versions before them no longer exist. Read the table with Spark."
-        )
-    state = _State()
-    for name in parts:
-        for action in _read_checkpoint(f"{folder}/{LOG}/{name}", store):
-            state.apply(action)
-    first = 0 if base is None else base + 1
-    newer = [version for version in commits if version >= first]
-    if newer != list(range(first, first + len(newer))):
-        raise DataError(f"{folder}/{LOG} lacks versions: after {first} it has {newer[:5]}...: the table is damaged.")
-    for version in newer:
-        path = f"{folder}/{LOG}/{version:020}.json"
-        with name_errors(path):
-            for line in store.read(path).splitlines():
-                if line.strip():
-                    state.apply(json.loads(line))
-    if not state.metadata or not state.protocol:
-        raise DataError(f"{folder}/{LOG} has no version of a table in it.")
-    return state
+            f"{folder}: the log of the Delta table{at} cannot be read: {reason}. Read it with Spark: fit(df), or "
+            "df.write.parquet(path)."
+        ) from error
+    files = files.select([name for name in ("path", "size_bytes", "partition") if name in files.column_names])
+    return files.append_column("live", live).sort_by("path").replace_schema_metadata(metadata)
 
 
-def _find_last_checkpoint(names: list[str]) -> tuple[int | None, list[str]]:
-    """Return the version of the last complete checkpoint, and its files."""
-    parts: dict[tuple[int, int], list[str]] = {}
-    for name in names:
-        if match := _CHECKPOINT.fullmatch(name):
-            parts.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
-    complete = [(version, count) for (version, count), files in parts.items() if len(files) == count]
-    if not complete:
-        return None, []
-    last = max(complete)
-    return last[0], sorted(parts[last])
+def locate_files(folder: str, log: pyarrow.Table) -> list[str]:
+    """Return the files' paths, of this machine, or URLs.
+
+    Raises:
+        DataError: a file is neither below the table's folder nor below one that the user allows.
+    """
+    allowed = [_normalize(root) for root in (folder, *Settings.read().table_folders)]
+    result = []
+    for path in log["path"].to_pylist():
+        name = unquote(path)
+        whole = to_local_form(name) if _URL.match(name) else f"{folder}/{name}"
+        if not any(_normalize(whole).startswith(f"{root}/") for root in allowed):
+            raise DataError(
+                f"{folder}: the log of the Delta table names the file {name}, which is not below its folder. If that "
+                "is meant (a shallow clone's files are elsewhere), name a folder that it is in by "
+                "SPARK_ESTIMATOR_TABLE_FOLDERS; or read the table with Spark."
+            )
+        result.append(whole)
+    return result
 
 
-def _read_checkpoint(path: str, store: FilesystemStore) -> Iterator[dict[str, Any]]:
-    with name_errors(path), store.open(path) as raw:
-        opened = pyarrow.parquet.ParquetFile(raw)
-        names = opened.schema_arrow.names
-        columns = [name for name in ("add", "metaData", "protocol", "sidecar") if name in names]
-        for batch in opened.iter_batches(columns=columns):
-            for row in batch.to_pylist(maps_as_pydicts="strict"):
-                if row.get("sidecar"):
-                    raise DataError(f"{path} is a checkpoint of the V2 format. Read the table with Spark.")
-                yield row
+def make_files(log: pyarrow.Table, footers: Sequence[DataFile]) -> tuple[DataFile, ...]:
+    """Return the files as the table has them.
+
+    Args:
+        log: of `read_log`.
+        footers: the same files, as they are stored.
+
+    Raises:
+        DataError: a file and its deletion vector do not fit together.
+    """
+    schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(log.schema.metadata[b"schema"]))
+    by_number = log.schema.metadata[b"mapped"] == b"id"
+    partitions = log["partition"].combine_chunks() if "partition" in log.column_names else None
+    result = []
+    for number, footer in enumerate(footers):
+        constants = {}
+        if partitions is not None:
+            constants = {field.name: partitions.field(field.name)[number] for field in partitions.type}
+        result.append(_make_file(footer, schema, by_number, constants, log["live"][number].values))
+    return tuple(result)
 
 
-def _check_features(folder: str, state: _State) -> None:
-    version = int(state.protocol.get("minReaderVersion", 1))
-    features = set(state.protocol.get("readerFeatures") or ())
+def _make_file(
+    footer: DataFile, schema: pyarrow.Schema, by_number: bool, partition: Mapping[str, pyarrow.Scalar], live: Any
+) -> DataFile:
+    names = {number: name for name, number in footer.ids.items()}
+    kinds, stored, types, constants = {}, {}, {}, {}
+    for column in schema:
+        metadata = column.metadata or {}
+        name = metadata[_PHYSICAL].decode() if _PHYSICAL in metadata else column.name
+        if by_number and names:
+            name = names.get(int(metadata[_NUMBER]), "")
+        kinds[column.name] = get_kind(column.type)
+        if column.name in partition:
+            constants[column.name] = partition[column.name].cast(column.type)
+        elif name not in footer.kinds:
+            constants[column.name] = pyarrow.scalar(None, column.type)
+        else:
+            if name != column.name:
+                stored[column.name] = name
+            if footer.kinds[name] != kinds[column.name]:
+                if _CHANGES in metadata:
+                    types[column.name] = column.type
+                else:
+                    kinds[column.name] = footer.kinds[name]  # whoever reads the column refuses it
+    live_rows: list[LiveRows | None] = []
+    if live is not None:
+        if len(live) > footer.rows:
+            raise DataError(
+                f"{footer.path} has {footer.rows} rows, and its deletion vector {len(live)}: it has changed."
+            )
+        # The rows after those that it mentions are left.
+        whole = pyarrow.concat_arrays([live, pyarrow.repeat(True, footer.rows - len(live))])
+        start = 0
+        for rows in footer.groups:
+            live_rows.append(LiveRows.from_mask(whole.slice(start, rows)))
+            start += rows
+    groups = tuple(
+        left.rows if left is not None else rows
+        for rows, left in zip(footer.groups, live_rows or [None] * len(footer.groups), strict=True)
+    )
+    return replace(
+        footer, groups=groups, kinds=kinds, constants=constants, stored=stored, types=types, live=tuple(live_rows)
+    )
+
+
+def _check_table(folder: str, table: Any) -> None:
+    protocol = table.protocol()
+    features = set(protocol.reader_features or ())
     unknown = sorted(features - _KNOWN_FEATURES)
-    if version > 3 or unknown:
+    if protocol.min_reader_version > 3 or unknown:
+        needed = ", ".join(unknown) or f"reader version {protocol.min_reader_version}"
         raise DataError(
-            f"{folder} is a Delta table that needs {', '.join(unknown) or f'reader version {version}'}, which is not "
-            "known here. Read it with Spark: fit(df), or df.write.parquet(path)."
+            f"{folder} is a Delta table that needs {needed}, which is not known here. Read it with Spark: fit(df), or "
+            "df.write.parquet(path)."
         )
-    mode = dict(state.metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none")
-    if mode != "none":
+    if "deletionVectors" in features and features & {"typeWidening", "typeWidening-preview"}:
         raise DataError(
-            f"{folder} is a Delta table with column mapping (delta.columnMapping.mode={mode}): its files name columns "
-            "otherwise. Read it with Spark: fit(df), or df.write.parquet(path)."
+            f"{folder} is a Delta table with both typeWidening and deletionVectors, which deltalake does not read "
+            "together. Read it with Spark: fit(df), or df.write.parquet(path)."
         )
+    schema = pyarrow.schema(table.schema())
+    moments = [
+        name
+        for name in table.metadata().partition_columns
+        if pyarrow.types.is_timestamp(schema.field(name).type) and schema.field(name).type.tz
+    ]
+    for values in table.partitions() if moments else ():
+        name = next((name for name in moments if values[name] and not values[name].endswith("Z")), None)
+        if name is not None:
+            raise DataError(
+                f"{folder}: the partition column {name!r} has the timestamp {values[name]!r}, whose time zone the log "
+                "does not have. Read the table with Spark."
+            )
 
 
-def _to_arrow_type(kind: Any) -> pyarrow.DataType | None:
-    """Return the Arrow type of a column; None: it is found in the files alone."""
-    if isinstance(kind, dict):
-        item = _to_arrow_type(kind["elementType"]) if kind.get("type") == "array" else None
-        return None if item is None else pyarrow.list_(item)
-    if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", kind):
-        return pyarrow.decimal128(int(match[1]), int(match[2]))
-    return _TYPES.get(kind)
+def _check_moment(table: Any, moment: str | datetime.datetime) -> None:
+    """Raise ValueError for a moment before the first version, for which deltalake returns that one."""
+    if isinstance(moment, str):
+        moment = datetime.datetime.fromisoformat(moment.replace("Z", "+00:00"))
+    zone = datetime.timezone.utc
+    written = datetime.datetime.fromtimestamp(int(table.history(1)[0]["timestamp"]) / 1000, zone)
+    if (moment if moment.tzinfo else moment.replace(tzinfo=zone)) < written:
+        raise ValueError(f"the first version that is left is of {written.isoformat()}")
 
 
-def _find_kind(column: str, kind: pyarrow.DataType | None, files: list[DataFile]) -> str:
-    if kind is not None:
-        return get_kind(kind)
-    return next((file.kinds[column] for file in files if column in file.kinds), "struct")
+def _find_live_rows(table: Any, paths: Sequence[str]) -> pyarrow.Array:
+    """Return, for each path, which rows are left; null: all."""
+    kind = pyarrow.list_(pyarrow.bool_())
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return pyarrow.nulls(len(paths), kind)
+    vectors = pyarrow.table(table.deletion_vectors()).combine_chunks()
+    root = unquote(table.table_uri).rstrip("/")
+    numbers = {_normalize(unquote(uri)): number for number, uri in enumerate(vectors["filepath"].to_pylist())}
+    names = (unquote(path) for path in paths)
+    found = [numbers.pop(_normalize(name if _URL.match(name) else f"{root}/{name}"), None) for name in names]
+    if numbers:
+        raise DataError(f"{root}: there is a deletion vector for {next(iter(numbers))}, which is no file of the table.")
+    return vectors["selection_vector"].combine_chunks().take(pyarrow.array(found, pyarrow.int64())).cast(kind)
 
 
-def _parse_partition_value(folder: str, column: str, text: str | None, kind: pyarrow.DataType | None) -> pyarrow.Scalar:
-    """Return a value as the log writes it; the empty text is null."""
-    if kind is None:
-        raise DataError(f"{folder}: the partition column {column!r} has a type that is not known.")
-    if text is None or text == "":
-        return pyarrow.scalar(None, kind)
-    with name_errors(f"{folder}/{LOG}"):
-        if pyarrow.types.is_timestamp(kind):
-            moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
-            if kind.tz and moment.tzinfo is None:
-                raise DataError(
-                    f"{folder}: the partition column {column!r} has the timestamp {text!r}, whose time zone the log "
-                    "does not have. Read the table with Spark."
-                )
-            return pyarrow.scalar(moment, kind)
-        if pyarrow.types.is_binary(kind):
-            return pyarrow.scalar(text.encode("utf-8"), kind)
-        return pyarrow.scalar(text).cast(kind)
+def _normalize(path: str) -> str:
+    """Return a path or URL without ``..`` and double slashes; of this machine, without symbolic links."""
+    scheme, mark, rest = to_local_form(path).rpartition("://")
+    return f"{scheme}{mark}{posixpath.normpath(rest)}" if mark else os.path.realpath(rest)
+
+
+def _translate_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return fsspec's options in deltalake's names; what is not known to both comes from the environment."""
+    flat = {**options, **(options.get("client_kwargs") or {})}
+    result = {_OPTIONS[name]: str(value) for name, value in flat.items() if name in _OPTIONS and value is not None}
+    if str(flat.get("endpoint_url", "")).startswith("http://"):
+        result["aws_allow_http"] = "true"
+    return result

@@ -191,9 +191,15 @@ def list_data(
 
 
 def find_files(
-    paths: str | Sequence[str], store: FilesystemStore | None = None, storage_options: Mapping[str, Any] | None = None
+    paths: str | Sequence[str],
+    store: FilesystemStore | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    version: delta.Version = None,
 ) -> DataFiles:
-    """Return the Parquet files of a folder, of a Delta table's present version, or those that are named.
+    """Return the Parquet files of a folder, of a version of a Delta table, or those that are named.
+
+    Args:
+        version: of all Delta tables; None: their last ones.
 
     Raises:
         DataError: there are none, or the folder is divided by the values of a column, or it is part of a table
@@ -205,15 +211,14 @@ def find_files(
         raise DataError("no path of Parquet files was given.")
     store = store or open_store(named[0], storage_options)
     result: list[DataFile] = []
-    kinds: dict[str, str] = {}
     formats: dict[str, frozenset[str]] = {}
     for spelling, path in zip(written, named, strict=True):
         folder = store.get_full_path(path)
         if delta.is_delta(folder, store):
-            files, kinds_of_table = delta.find_table_files(folder, store)
-            result += files
-            kinds.update(kinds_of_table)
+            result += delta.find_table_files(folder, store, version)
             continue
+        if version is not None:
+            raise DataError(f"{path} is no Delta table, and has no version {version}.")
         for name, entry in list_data(folder, path, spelling, store, formats):
             if entry.size is None:
                 raise DataError(
@@ -224,4 +229,4 @@ def find_files(
             result.append(DataFile.read(entry.path, store, entry.size))
     if not result:
         raise DataError(f"{', '.join(named)}: there are no Parquet files.")
-    return DataFiles(tuple(result), store, kinds)
+    return DataFiles(tuple(result), store)

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import pyarrow
 import pyarrow.parquet
 
+from spark_estimator.data.deleted_rows import LiveRows
 from spark_estimator.data.legacy_calendar import check_calendar, find_legacy_columns
 from spark_estimator.data.numbers import get_kind
 from spark_estimator.errors import DataError
@@ -25,6 +26,7 @@ BUFFER_BYTES = 1 << 20
 # not look at them.
 _CHECKSUMS = "page_checksum_verification"
 _CHECKED = _CHECKSUMS in inspect.signature(pyarrow.parquet.ParquetFile.__init__).parameters
+_ID = b"PARQUET:field_id"
 #: How every reader opens a file. Spark's timestamps are INT96 by default: as nanoseconds, years before 1678 and after
 #: 2261 would overflow without an error.
 READ_OPTIONS: dict[str, Any] = {"coerce_int96_timestamp_unit": "us", **({_CHECKSUMS: True} if _CHECKED else {})}
@@ -37,9 +39,13 @@ class DataFile:
     Attributes:
         path: of this machine, or a URL.
         size: in bytes.
-        groups: [row groups] rows of each.
+        groups: [row groups] rows of each, without deleted ones.
         kinds: the columns' types in Spark's words, by name.
         constants: columns that are not in the file, by name: each of its rows has this value.
+        ids: numbers by which a table's metadata names columns of the file, by the columns' names in it.
+        stored: names in the file of columns that have others there.
+        types: types of columns that the file holds in narrower ones.
+        live: [row groups] the rows that a table's metadata has left of a group; None: all. Empty: all of all groups.
     """
 
     path: str
@@ -47,6 +53,10 @@ class DataFile:
     groups: tuple[int, ...]
     kinds: Mapping[str, str]
     constants: Mapping[str, pyarrow.Scalar] = field(default_factory=dict)
+    ids: Mapping[str, int] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, pyarrow.DataType] = field(default_factory=dict)
+    live: tuple[LiveRows | None, ...] = ()
 
     @classmethod
     def read(cls, path: str, store: FilesystemStore, size: int | None = None) -> DataFile:
@@ -65,12 +75,18 @@ class DataFile:
             groups = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
         if len(set(names)) < len(names):
             raise DataError(f"{path} has two columns of one name: {', '.join(names)}.")
-        return cls(path, size, groups, {column.name: get_kind(column.type) for column in schema})
+        ids = {column.name: int(column.metadata[_ID]) for column in schema if _ID in (column.metadata or {})}
+        return cls(path, size, groups, {column.name: get_kind(column.type) for column in schema}, ids=ids)
 
     @property
     def rows(self) -> int:
         """Return the number of rows."""
         return sum(self.groups)
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the columns and rows are those that any reader of Parquet finds in it."""
+        return not (self.constants or self.stored or self.types or self.live)
 
     def add_constants(self, constants: Mapping[str, pyarrow.Scalar]) -> DataFile:
         """Return the same file with columns that it does not hold itself; see `constants`."""
@@ -97,10 +113,10 @@ class DataFile:
                 source, metadata=footer, buffer_size=buffer_bytes, pre_buffer=False, **READ_OPTIONS
             )
             groups = tuple(opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups))
-            if groups != self.groups:
-                raise DataError(
-                    f"{self.path} has changed: its row groups had {self.groups} rows, and now have {groups}."
-                )
+            whole = zip(self.groups, self.live or [None] * len(self.groups), strict=True)
+            expected = tuple(rows if live is None else live.of for rows, live in whole)
+            if groups != expected:
+                raise DataError(f"{self.path} has changed: its row groups had {expected} rows, and now have {groups}.")
             yield opened
 
     def read_table(self, opened: pyarrow.parquet.ParquetFile, group: int, columns: Sequence[str]) -> pyarrow.Table:
@@ -117,22 +133,28 @@ class DataFile:
         batch_rows: int,
         parallel: bool = True,
     ) -> Iterator[pyarrow.RecordBatch]:
-        """Yield all rows of a row group, in batches of at most `batch_rows`.
+        """Yield all rows of a row group that are not deleted, in batches of at most `batch_rows`.
 
         Args:
             opened: what `opened` gives.
             columns: by name; none twice.
             parallel: several threads decode, each a column at a time.
         """
-        stored = [name for name in columns if name not in self.constants]
-        legacy = find_legacy_columns(opened.metadata, stored)
-        for batch in opened.iter_batches(batch_rows, row_groups=[group], columns=stored, use_threads=parallel):
+        names = {name: self.stored.get(name, name) for name in columns if name not in self.constants}
+        legacy = find_legacy_columns(opened.metadata, list(names.values()))
+        batches = opened.iter_batches(
+            batch_rows, row_groups=[group], columns=list(names.values()), use_threads=parallel
+        )
+        live = self.live[group] if self.live else None
+        for batch in batches if live is None else live.select(batches):
             check_calendar(self.path, legacy, batch)
-            if not self.constants:
+            if self.is_plain:
                 yield batch.select(list(columns))
                 continue
             arrays = [
-                pyarrow.repeat(self.constants[name], batch.num_rows) if name in self.constants else batch.column(name)
+                pyarrow.repeat(self.constants[name], batch.num_rows)
+                if name in self.constants
+                else batch.column(names[name]).cast(self.types.get(name, batch.column(names[name]).type))
                 for name in columns
             ]
             yield pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))

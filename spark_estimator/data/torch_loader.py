@@ -15,6 +15,7 @@ from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.other_launchers.launchers import warn_about_all_rows
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.decoding import Decoder
+from spark_estimator.data.delta import Version
 from spark_estimator.data.fields import Field, find_widths
 from spark_estimator.data.first_rows import fit_decoders
 from spark_estimator.data.materialize import MANIFEST, find_data_set
@@ -47,6 +48,7 @@ def make_torch_dataloader(
     padding: float | Mapping[str, float] | None = None,
     decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    version: Version = None,
     cache_bytes: int | None = None,
     buffer_bytes: int | None = None,
 ) -> TorchLoader:
@@ -71,6 +73,8 @@ def make_torch_dataloader(
             all columns, or one for each by name. It costs rank 0 a look at all rows. None: they are refused.
         decoders: by the name of a column of bytes, a function from these to an array, the same shape in all rows.
         storage_options: for fsspec.
+        version: of a Delta table: its number, or a moment, in ISO 8601 if it is a text. None: the last one; a job
+            that starts again may then find another.
         cache_bytes: the most bytes of rows that a host's disk keeps, for all of its ranks; 0: none. None: all rows.
         buffer_bytes: the most bytes of rows that each rank keeps in memory, where not all are on disk; None: 256 MiB.
 
@@ -83,7 +87,7 @@ def make_torch_dataloader(
     """
     check_request(batch_size, columns, feature_cols, label_cols)
     limits = RowLimits.from_parameters(cache_bytes, buffer_bytes)
-    files = _agree_files(data, storage_options)
+    files = _agree_files(data, storage_options, version)
     as_dict = feature_cols is None
     names = (
         list(files.kinds) if as_dict and columns is None else [*(columns or feature_cols or []), *(label_cols or [])]
@@ -268,7 +272,7 @@ def make_loader(
     )
 
 
-def _agree_files(data: Any, storage_options: Mapping[str, Any] | None) -> DataFiles:
+def _agree_files(data: Any, storage_options: Mapping[str, Any] | None, version: Version) -> DataFiles:
     """Return the files as rank 0 finds them: listings at different moments may differ. A collective."""
     if isinstance(data, DataFiles):
         return data
@@ -279,10 +283,10 @@ def _agree_files(data: Any, storage_options: Mapping[str, Any] | None) -> DataFi
         )
     result: DataFiles | str = ""
     if not context.is_initialized():
-        return _list_files(data, storage_options)
+        return _list_files(data, storage_options, version)
     if context.rank() == 0:
         try:
-            result = _list_files(data, storage_options)
+            result = _list_files(data, storage_options, version)
         except Exception as error:
             result = f"{type(error).__name__}: {error}" if not isinstance(error, DataError) else str(error)
     result = broadcast_object(result, 0, "files of a loader")
@@ -291,13 +295,13 @@ def _agree_files(data: Any, storage_options: Mapping[str, Any] | None) -> DataFi
     return result
 
 
-def _list_files(data: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> DataFiles:
+def _list_files(data: str | Sequence[str], storage_options: Mapping[str, Any] | None, version: Version) -> DataFiles:
     if isinstance(data, str):
         store = open_store(to_local_form(data), storage_options)
         folder = store.get_full_path(to_local_form(data))
         if store.exists(f"{folder}/{MANIFEST}"):
             return find_data_set(store, folder)
-    return find_files(data, storage_options=storage_options)
+    return find_files(data, storage_options=storage_options, version=version)
 
 
 @dataclass(frozen=True)

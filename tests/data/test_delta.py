@@ -1,9 +1,12 @@
-"""Delta tables without Spark: which files and values the log names, and what is refused."""
+"""Delta tables without Spark: which files, rows and values a version has, and what is refused."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import pickle
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.parquet import find_files
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import find_dataset
+from tests.data.delta_tables import delete_rows, edit_columns, find_adds
 
 #: delta-rs wrote it: n (0 to 13, 2, 9 and 13 deleted), partition columns part (n % 2) and kind (null where n % 4 == 3),
 #: z from 8 on; a checkpoint at version 2, and two versions after it.
@@ -58,13 +62,24 @@ def test_versions_that_a_checkpoint_holds_may_be_gone(table: Path) -> None:
         (table / "_delta_log" / f"{version:020}.json").unlink()
     assert rows(table, ["n"]) == [(n,) for n in LEFT]
     (table / "_delta_log" / f"{3:020}.json").unlink()
-    with pytest.raises(DataError, match="lacks versions: after 3"):
+    with pytest.raises(DataError, match=r"table: the log of the Delta table cannot be read: .*Read it with Spark"):
         rows(table, ["n"])
+
+
+def test_a_version_is_read_again(table: Path) -> None:
+    first = rows(table, ["n"], version=0)
+    assert first and first != rows(table, ["n"]) == rows(table, ["n"], version=4)
+    assert rows(table, ["n"], version=datetime.datetime(2100, 1, 1)) == rows(table, ["n"])
+    for version, message in ((77, "version 77, cannot be read"), ("2001-01-01T00:00:00Z", "the first version")):
+        with pytest.raises(DataError, match=message):
+            rows(table, ["n"], version=version)
+    with pytest.raises(DataError, match=r"parquet is no Delta table, and has no version 1"):
+        rows(next(table.rglob("part-*.parquet")), ["n"], version=1)
 
 
 def test_a_column_that_came_later_is_null_before(table: Path) -> None:
     files = find_files(str(table))
-    assert files.kinds == {"n": "bigint", "part": "int", "kind": "string", "z": "double"}
+    assert list(files.kinds.items()) == [("n", "bigint"), ("part", "int"), ("kind", "string"), ("z", "double")]
     with pytest.raises(DataError, match="column 'z' holds null"):
         rows(table, ["n", "z"])
     assert rows(table, ["n", "z"], nulls="drop") == [(8, 0.5), (10, 0.5), (11, 0.5), (12, 1.5)]
@@ -76,59 +91,70 @@ def test_values_of_partitions(table: Path) -> None:
     assert kinds == {"a b0", "a b1", None}
 
 
-def test_an_absolute_path_is_followed(table: Path, tmp_path: Path) -> None:
-    other = shutil.move(table / "part=0", tmp_path / "part=0")
-
-    def move(action: dict[str, Any]) -> None:
-        for kind in ("add", "remove"):
-            if kind in action and action[kind]["path"].startswith("part=0"):
-                action[kind]["path"] = f"file:{tmp_path}/{action[kind]['path']}"
-
-    for version in range(5):
-        change(table, version, move)
-    assert other and rows(table, ["n"]) == [(n,) for n in LEFT]
-
-
-def with_vector(action: dict[str, Any]) -> None:
-    if "add" in action:
-        action["add"]["deletionVector"] = {
-            "storageType": "u",
-            "pathOrInlineDv": "x",
-            "sizeInBytes": 1,
-            "cardinality": 1,
-        }
+@pytest.mark.parametrize("inline", [True, False])
+def test_deleted_rows(table: Path, inline: bool) -> None:
+    """The number of rows is known before they are read; a deletion vector of all rows leaves none."""
+    features = ["deletionVectors"]
+    version_3 = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": features}
+    edit_columns(table, lambda column: None, **version_3)
+    assert rows(table, ["n"]) == [(n,) for n in LEFT]
+    before = find_files(str(table))
+    add = find_adds(table)[0]
+    delete_rows(table, add, [0], inline)
+    files = pickle.loads(pickle.dumps(find_files(str(table))))
+    assert files.rows == len(LEFT) - 1 == len(rows(table, ["n"]))
+    gone = next(iter(before.read_batches(["n"], 0, 1, 1))).column("n")[0].as_py()
+    assert rows(table, ["n"]) == [(n,) for n in LEFT if n != gone]
+    delete_rows(table, find_adds(table)[0], range(before.files[0].rows), inline)
+    assert find_files(str(table)).rows == len(LEFT) - before.files[0].rows == len(rows(table, ["part"]))
 
 
-def with_mapping(action: dict[str, Any]) -> None:
-    if "metaData" in action:
-        action["metaData"]["configuration"]["delta.columnMapping.mode"] = "name"
+def test_files_elsewhere_have_to_be_allowed(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.move(table / "part=0", tmp_path / "part=0")
 
+    def move(prefix: str) -> Callable[[dict[str, Any]], None]:
+        def edit(action: dict[str, Any]) -> None:
+            for kind in ("add", "remove"):
+                if kind in action and "part=0" in action[kind]["path"]:
+                    action[kind]["path"] = prefix + "part=0" + action[kind]["path"].partition("part=0")[2]
 
-def with_feature(action: dict[str, Any]) -> None:
-    if "protocol" in action:
-        action["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["variantType"]}
+        return edit
+
+    for prefix in (f"file:{tmp_path}/", "../"):
+        for version in range(5):
+            change(table, version, move(prefix))
+        monkeypatch.delenv("SPARK_ESTIMATOR_TABLE_FOLDERS", raising=False)
+        with pytest.raises(DataError, match="not below its folder.*SPARK_ESTIMATOR_TABLE_FOLDERS"):
+            find_files(str(table))
+        monkeypatch.setenv("SPARK_ESTIMATOR_TABLE_FOLDERS", f"s3://bucket/x, {tmp_path}")
+        assert rows(table, ["n"]) == [(n,) for n in LEFT]
 
 
 @pytest.mark.parametrize(
-    ("version", "edit", "message"),
+    ("features", "message"),
     [
-        (3, with_vector, "has a deletion vector.*REORG TABLE"),
-        (1, with_mapping, "column mapping .*mode=name"),
-        (0, with_feature, "needs variantType, which is not known"),
+        (["typeWidening", "deletionVectors"], "both typeWidening and deletionVectors"),
+        (["ofTomorrow"], "ofTomorrow"),
     ],
 )
-def test_what_is_refused(table: Path, version: int, edit: Callable[[dict[str, Any]], None], message: str) -> None:
-    change(table, version, edit)
-    with pytest.raises(DataError, match=message):
+def test_features_are_refused_by_name(table: Path, features: list[str], message: str) -> None:
+    version_3 = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": features}
+    edit_columns(table, lambda column: None, **version_3)
+    with pytest.raises(DataError, match=f"{message}.*Read it with Spark"):
         find_files(str(table))
 
 
-def test_a_checkpoint_of_another_format_is_refused_where_it_is_needed(table: Path) -> None:
-    path = next(table.glob("_delta_log/*.checkpoint.parquet"))
-    path.rename(path.with_name(path.name.replace("checkpoint.", "checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.")))
-    assert rows(table, ["n"]) == [(n,) for n in LEFT], "all versions are there"
-    (table / "_delta_log" / f"{0:020}.json").unlink()
-    with pytest.raises(DataError, match="V2 format, or incomplete"):
+def test_types_that_were_not_widened_are_refused(table: Path) -> None:
+    def edit(column: dict[str, Any]) -> None:
+        column["type"] = "double" if column["name"] == "n" else column["type"]
+
+    edit_columns(table, edit)
+    assert find_files(str(table)).kinds["n"] == "bigint"
+
+
+def test_the_extra_is_named_where_it_is_missing(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(DataError, match=r"pip install 'spark-estimator\[delta\]'"):
         find_files(str(table))
 
 
