@@ -91,7 +91,7 @@ def read_log(folder: str, version: Version = None, storage_options: Mapping[str,
         live = _find_live_rows(table, files["path"].to_pylist())
         metadata = {
             "version": str(table.version()),
-            "mapped": table.metadata().configuration.get("delta.columnMapping.mode", "none"),
+            "mapped": _find_mapping(table),
             "schema": pyarrow.schema(table.schema()).serialize().to_pybytes(),
         }
     except DataError:
@@ -139,26 +139,26 @@ def make_files(log: pyarrow.Table, footers: Sequence[DataFile]) -> tuple[DataFil
         DataError: a file and its deletion vector do not fit together.
     """
     schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(log.schema.metadata[b"schema"]))
-    by_number = log.schema.metadata[b"mapped"] == b"id"
+    mapped = log.schema.metadata[b"mapped"].decode()
     partitions = log["partition"].combine_chunks() if "partition" in log.column_names else None
     result = []
     for number, footer in enumerate(footers):
         constants = {}
         if partitions is not None:
             constants = {field.name: partitions.field(field.name)[number] for field in partitions.type}
-        result.append(_make_file(footer, schema, by_number, constants, log["live"][number].values))
+        result.append(_make_file(footer, schema, mapped, constants, log["live"][number].values))
     return tuple(result)
 
 
 def _make_file(
-    footer: DataFile, schema: pyarrow.Schema, by_number: bool, partition: Mapping[str, pyarrow.Scalar], live: Any
+    footer: DataFile, schema: pyarrow.Schema, mapped: str, partition: Mapping[str, pyarrow.Scalar], live: Any
 ) -> DataFile:
     names = {number: name for name, number in footer.ids.items()}
     kinds, stored, types, constants = {}, {}, {}, {}
     for column in schema:
         metadata = column.metadata or {}
-        name = metadata[_PHYSICAL].decode() if _PHYSICAL in metadata else column.name
-        if by_number and names:
+        name = column.name if mapped == "none" else metadata[_PHYSICAL].decode()
+        if mapped == "id" and names:
             name = names.get(int(metadata[_NUMBER]), "")
         kinds[column.name] = get_kind(column.type)
         if column.name in partition:
@@ -222,6 +222,14 @@ def _check_table(folder: str, table: Any) -> None:
                 f"{folder}: the partition column {name!r} has the timestamp {values[name]!r}, whose time zone the log "
                 "does not have. Read the table with Spark."
             )
+
+
+def _find_mapping(table: Any) -> str:
+    """Return whether columns have others of their names in the files, by "name" or by "id"; else "none"."""
+    protocol = table.protocol()
+    if protocol.min_reader_version != 2 and "columnMapping" not in (protocol.reader_features or ()):
+        return "none"  # a table may have the property, and not the feature
+    return str(table.metadata().configuration.get("delta.columnMapping.mode", "none"))
 
 
 def _check_moment(table: Any, moment: str | datetime.datetime) -> None:

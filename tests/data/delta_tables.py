@@ -58,6 +58,16 @@ def delete_rows(table: Path, add: dict[str, Any], rows: Sequence[int], inline: b
     commit(table, [{"remove": removed}, {"add": {**add, "deletionVector": vector, "dataChange": True}}])
 
 
+def make_protocol(features: Sequence[str]) -> dict[str, Any]:
+    """Return the protocol of a table with these features."""
+    return {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": list(features),
+        "writerFeatures": list(features),
+    }
+
+
 def edit_columns(table: Path, edit: Callable[[dict[str, Any]], None], **protocol: Any) -> None:
     """Commit the schema with each column changed by `edit`, and another protocol if one is given."""
     metadata = [action["metaData"] for action in read_actions(table) if "metaData" in action][-1]

@@ -19,7 +19,7 @@ from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.parquet import find_files
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import find_dataset
-from tests.data.delta_tables import delete_rows, edit_columns, find_adds
+from tests.data.delta_tables import delete_rows, edit_columns, find_adds, make_protocol
 
 #: delta-rs wrote it: n (0 to 13, 2, 9 and 13 deleted), partition columns part (n % 2) and kind (null where n % 4 == 3),
 #: z from 8 on; a checkpoint at version 2, and two versions after it.
@@ -94,9 +94,7 @@ def test_values_of_partitions(table: Path) -> None:
 @pytest.mark.parametrize("inline", [True, False])
 def test_deleted_rows(table: Path, inline: bool) -> None:
     """The number of rows is known before they are read; a deletion vector of all rows leaves none."""
-    features = ["deletionVectors"]
-    version_3 = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": features}
-    edit_columns(table, lambda column: None, **version_3)
+    edit_columns(table, lambda column: None, **make_protocol(["deletionVectors"]))
     assert rows(table, ["n"]) == [(n,) for n in LEFT]
     before = find_files(str(table))
     add = find_adds(table)[0]
@@ -124,7 +122,7 @@ def test_files_elsewhere_have_to_be_allowed(table: Path, tmp_path: Path, monkeyp
         for version in range(5):
             change(table, version, move(prefix))
         monkeypatch.delenv("SPARK_ESTIMATOR_TABLE_FOLDERS", raising=False)
-        with pytest.raises(DataError, match="not below its folder.*SPARK_ESTIMATOR_TABLE_FOLDERS"):
+        with pytest.raises(DataError, match=r"not below its folder.*SPARK_ESTIMATOR_TABLE_FOLDERS"):
             find_files(str(table))
         monkeypatch.setenv("SPARK_ESTIMATOR_TABLE_FOLDERS", f"s3://bucket/x, {tmp_path}")
         assert rows(table, ["n"]) == [(n,) for n in LEFT]
@@ -138,8 +136,7 @@ def test_files_elsewhere_have_to_be_allowed(table: Path, tmp_path: Path, monkeyp
     ],
 )
 def test_features_are_refused_by_name(table: Path, features: list[str], message: str) -> None:
-    version_3 = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": features}
-    edit_columns(table, lambda column: None, **version_3)
+    edit_columns(table, lambda column: None, **make_protocol(features))
     with pytest.raises(DataError, match=f"{message}.*Read it with Spark"):
         find_files(str(table))
 

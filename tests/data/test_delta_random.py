@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spark_estimator.data.parquet import find_files
-from tests.data.delta_tables import delete_rows, edit_columns, find_adds
+from tests.data.delta_tables import delete_rows, edit_columns, find_adds, make_protocol
 
 EXAMPLES = int(os.environ.get("SPARK_ESTIMATOR_TEST_EXAMPLES", "25"))
 ROWS = st.lists(
@@ -52,9 +52,7 @@ class Table:
         self.folder, self.mapped, self.partitioned, self.next = folder, mapped, partitioned, 0
         self.names = {"x": "x", "v": "v"}
         self.options: dict[str, Any] = {"partition_by": ["k"]} if partitioned else {}
-        self.configuration = {"delta.enableDeletionVectors": "true"}
-        if mapped != "none":
-            self.configuration["delta.columnMapping.mode"] = mapped
+        self.configuration = {"delta.columnMapping.mode": mapped} if mapped != "none" else {}
 
     def make_rows(self, rows: Sequence[tuple[Any, ...]]) -> pyarrow.Table:
         n = range(self.next, self.next + len(rows))
@@ -146,6 +144,8 @@ def test_rows_are_those_of_deltalake(
     with tempfile.TemporaryDirectory() as name:
         table = Table(Path(name) / "table", mapped, partitioned)
         table.append(first)
+        features = ["deletionVectors", *([] if mapped == "none" else ["columnMapping"])]
+        edit_columns(table.folder, lambda column: None, **make_protocol(features))
         for kind, value in changes:
             table.change(kind, value)
         read = deltalake.DeltaTable(table.folder)
@@ -177,8 +177,7 @@ def test_widened_types(tmp_path: Path, feature: str) -> None:
         column["type"] = wider[column["name"]]
         column["metadata"] = {"delta.typeChanges": [{"fromType": "short", "toType": "long"}]}
 
-    version_3 = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [feature], "writerFeatures": [feature]}
-    edit_columns(tmp_path / "t", widen, **version_3)
+    edit_columns(tmp_path / "t", widen, **make_protocol([feature]))
     files = find_files(str(tmp_path / "t"))
     assert files.kinds == {"i": "double", "f": "double", "v": "array<bigint>"}
     assert read_shares(tmp_path / "t", 2, 10) == [
