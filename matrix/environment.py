@@ -13,7 +13,7 @@ from matrix.cells import Cell
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "matrix"
-_EXTRAS = ("torch", "spark")
+_EXTRAS = ("torch", "spark", "delta")
 _INSTALL_SECONDS = 3600
 
 

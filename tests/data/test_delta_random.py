@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import unquote
 
@@ -36,7 +37,7 @@ CHANGES = st.lists(
         st.tuples(st.just("delete"), st.integers(0, 4)),
         st.tuples(st.just("update"), st.integers(0, 4)),
         st.tuples(st.just("merge"), st.integers(0, 4)),
-        st.tuples(st.just("vector"), st.tuples(st.randoms(use_true_random=False), st.booleans())),
+        st.tuples(st.just("vector"), st.tuples(st.integers(0, 99), st.booleans())),
         st.tuples(st.just("rename"), st.sampled_from(["x", "v"])),
         st.tuples(st.just("checkpoint"), st.none()),
         st.tuples(st.just("optimize"), st.none()),
@@ -94,7 +95,7 @@ class Table:
             merger.when_matched_update({"i": "s.i"}).when_not_matched_insert_all().execute()
             self.next += 1
         elif kind == "vector":
-            random, inline = value
+            random, inline = Random(value[0]), value[1]
             adds = [add for add in find_adds(self.folder) if "deletionVector" not in add]
             if adds:
                 add = random.choice(adds)
