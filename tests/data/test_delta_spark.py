@@ -44,9 +44,7 @@ def test_rows_are_those_of_spark(tmp_path: Path, kind: str) -> None:
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800, check=False
     )
     lines = dict(line.split(": ", 1) for line in run.stdout.splitlines() if ": " in line)
-    assert lines.pop("both", run.stderr[-2000:]).startswith(
-        f"the rows of this DataFrame cannot be read from files: {tmp_path}"
-    )
+    assert "both typeWidening and deletionVectors" in lines.pop("both", run.stderr[-2000:])
     assert lines == {
         "vectors": "180 rows",
         "name": "201 rows",
@@ -54,5 +52,5 @@ def test_rows_are_those_of_spark(tmp_path: Path, kind: str) -> None:
         "widened": "201 rows",
         "v2": "200 rows",
         "version 1": "100 rows",
-        "moment": "can't",
+        "moment": "100 rows",
     }
