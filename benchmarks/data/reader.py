@@ -11,6 +11,8 @@ the spread; then the goals.
   16 batches.
 - *first epochs*: from a DataFrame to the end of the first epoch's batches, in two Spark tasks: a plan that only reads
   files, and another plan; each compared with writing Parquet and reading it.
+- *deleted*: from a Delta table of which deletion vectors have removed a tenth of the rows to the end of the first
+  epoch's batches; compared with the same rows in bare Parquet files. Both write the rows to the host's disk first.
 - *vectors*: a column of Spark ML vectors into matrices, compared with `rdd.map` row by row.
 
 Notes on the bound: rows of 20 numbers are read in a random order of all rows, so each costs a memory latency; petastorm
@@ -42,6 +44,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import numpy
 import pyarrow
 import pyarrow.parquet
@@ -51,6 +54,7 @@ from benchmarks import programs, tables
 from benchmarks.backends import Backend, time_interleaved
 from benchmarks.command_line import ended_by_signals, positive
 from benchmarks.data import petastorm_reader, reader_spark
+from benchmarks.data.delta_tables import delete_rows, edit_columns, find_adds, make_protocol
 from benchmarks.interleaved import BenchmarkError
 from benchmarks.launch import session
 from spark_estimator.console import end_with_reader
@@ -60,7 +64,7 @@ from spark_estimator.data.petastorm import DataLoader, make_reader
 _MODULE = "benchmarks.data.reader"
 _BATCH = 1024
 _WIDTHS = (20, 784)
-_PARTS = ("epochs", "first epochs", "vectors")
+_PARTS = ("epochs", "first epochs", "deleted", "vectors")
 _FILES = 4
 _GROUP_BYTES = 32 << 20
 _ANSWER_TIMEOUT = timedelta(minutes=5)
@@ -211,6 +215,33 @@ def epoch_backends(data: Data, petastorm: Petastorm | None) -> list[Backend]:
     return backends
 
 
+def deleted_backends(data: Data, folder: Path) -> list[Backend]:
+    """A Delta table with a tenth of its rows deleted, and the rows that are left in bare files, below `folder`."""
+    plain, table = folder / f"plain{data.width}", folder / f"table{data.width}"
+    plain.mkdir()
+    shutil.copytree(data.folder, table)
+    deltalake.convert_to_deltalake(str(table))
+    edit_columns(table, lambda column: None, **make_protocol(["deletionVectors"]))
+    generator = numpy.random.default_rng(3)
+    left = 0
+    for add in find_adds(table):
+        rows = pyarrow.parquet.read_table(table / add["path"])
+        keeps = generator.random(rows.num_rows) >= 0.1
+        delete_rows(table, add, numpy.flatnonzero(~keeps).tolist(), inline=False)
+        group_rows = max(1, _GROUP_BYTES // (4 * data.width))
+        pyarrow.parquet.write_table(rows.filter(pyarrow.array(keeps)), plain / add["path"], row_group_size=group_rows)
+        left += int(keeps.sum())
+
+    def epoch(path: Path) -> float:
+        loader = make_torch_dataloader(str(path), _BATCH, feature_cols=list(data.columns), seed=1)
+        return sum(float(batch[0].reshape(len(batch[0]), -1)[:, 0].sum()) for batch in loader) / left
+
+    return [
+        Backend(f"deleted of {data.width}, ours", left, lambda: epoch(table)),
+        Backend(f"deleted of {data.width}, bare files", left, lambda: epoch(plain)),
+    ]
+
+
 def _petastorm_run(petastorm: Petastorm, command: Mapping[str, Any], mean: float) -> Callable[[], float]:
     def run() -> float:
         # Batches cross the ends of epochs, so these are not exactly the rows of one epoch; they were checked before.
@@ -246,6 +277,12 @@ def goals() -> list[Goal]:
             Goal(f"{width}: petastorm's BatchedDataLoader", ours, f"epochs of {width}, petastorm Batched", 10),
             Goal(f"{width}: the gather bound", ours, f"epochs of {width}, bound", 0.6),
             Goal(f"{width}: bare files", f"files of {width}, ours", f"files of {width}, written first", 4),
+            Goal(
+                f"{width}: bare files, deleted rows",
+                f"deleted of {width}, ours",
+                f"deleted of {width}, bare files",
+                0.9,
+            ),
             Goal(f"{width}: another plan", f"plan of {width}, ours", f"plan of {width}, written first", 1),
         ]
     return [*result, Goal("vectors", "vectors, ours", "vectors, row by row", 15)]
@@ -283,7 +320,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 petastorm = peers.enter_context(Petastorm(options.petastorm)) if options.petastorm else None
                 for dataset in data:
                     backends += _measured(epoch_backends(dataset, petastorm), options.rounds, screen)
-        if set(parts) - {"epochs"}:
+        if "deleted" in parts:
+            for dataset in data:
+                backends += _measured(deleted_backends(dataset, folder), options.rounds, screen)
+        if set(parts) - {"epochs", "deleted"}:
             spark = stack.enter_context(session("local[2]"))
         if "first epochs" in parts:
             for dataset in data:

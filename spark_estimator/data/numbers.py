@@ -31,7 +31,9 @@ _NAMES = {
     "date32[day]": "date",
     "string": "string",
     "large_string": "string",
+    "string_view": "string",
     "binary": "binary",
+    "binary_view": "binary",
 }
 _WHOLE = ("tinyint", "smallint", "int", "bigint", "boolean", "date")
 #: What reads the same here as in Spark, to the bit, whichever program has written it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import pyarrow
 import pyarrow.parquet
 
 from spark_estimator.data.deleted_rows import LiveRows
+from spark_estimator.data.fields import is_list
 from spark_estimator.data.legacy_calendar import check_calendar, find_legacy_columns
 from spark_estimator.data.numbers import get_kind
 from spark_estimator.errors import DataError
@@ -27,6 +29,7 @@ BUFFER_BYTES = 1 << 20
 _CHECKSUMS = "page_checksum_verification"
 _CHECKED = _CHECKSUMS in inspect.signature(pyarrow.parquet.ParquetFile.__init__).parameters
 _ID = b"PARQUET:field_id"
+_VIEW = re.compile("(string|binary)_view")
 #: How every reader opens a file. Spark's timestamps are INT96 by default: as nanoseconds, years before 1678 and after
 #: 2261 would overflow without an error.
 READ_OPTIONS: dict[str, Any] = {"coerce_int96_timestamp_unit": "us", **({_CHECKSUMS: True} if _CHECKED else {})}
@@ -145,6 +148,7 @@ class DataFile:
         batches = opened.iter_batches(
             batch_rows, row_groups=[group], columns=list(names.values()), use_threads=parallel
         )
+        batches = _replace_views(batches, opened.schema_arrow)
         live = self.live[group] if self.live else None
         for batch in batches if live is None else live.select(batches):
             check_calendar(self.path, legacy, batch)
@@ -158,6 +162,24 @@ class DataFile:
                 for name in columns
             ]
             yield pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _replace_views(batches: Iterator[pyarrow.RecordBatch], schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the batches with texts and bytes in the layout that all functions of Arrow take: some writers (DataFusion,
+    deltalake) let a file ask for another.
+    """
+    if not any(_VIEW.search(str(kind)) for kind in schema.types):
+        yield from batches
+        return
+    for batch in batches:
+        fields = [field.with_type(_find_plain_type(field.type)) for field in batch.schema]
+        yield batch.cast(pyarrow.schema(fields))
+
+
+def _find_plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    if is_list(kind):
+        return pyarrow.list_(kind.value_field.with_type(_find_plain_type(kind.value_type)))
+    return {"string_view": pyarrow.string(), "binary_view": pyarrow.binary()}.get(str(kind), kind)
 
 
 def _to_arrow_file(raw: Any) -> Any:

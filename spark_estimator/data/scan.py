@@ -176,8 +176,10 @@ def _scan_classic(frame: DataFrame) -> _Scan:
         if not location.endswith(".TahoeLogFileIndex") or not index.partitionFilters().isEmpty():
             raise ThroughSpark(f"it reads a {location.rpartition('.')[2]} of a Delta table")
         return _Scan(table=index.path().toString(), version=index.getSnapshot().version(), options=options)
-    if kind != _FILES or file_format != _PARQUET:
-        raise ThroughSpark(f"it reads a {kind.rpartition('.')[2]} of format {file_format.rpartition('.')[2]}")
+    if kind != _FILES:
+        raise ThroughSpark(f"it reads a {kind.rpartition('.')[2]}")
+    if file_format != _PARQUET:
+        raise ThroughSpark(f"its format is {file_format.rpartition('.')[2]}")
     if not relation.partitionSchema().isEmpty():
         raise ThroughSpark("it is partitioned by a column")
     result = [str(uri) for uri in relation.location().inputFiles()]

@@ -15,11 +15,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from benchmarks.data.delta_tables import delete_rows, edit_columns, find_adds, make_protocol
 from spark_estimator.data import make_torch_dataloader
 from spark_estimator.data.parquet import find_files
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import find_dataset
-from tests.data.delta_tables import delete_rows, edit_columns, find_adds, make_protocol
 
 #: delta-rs wrote it: n (0 to 13, 2, 9 and 13 deleted), partition columns part (n % 2) and kind (null where n % 4 == 3),
 #: z from 8 on; a checkpoint at version 2, and two versions after it.

@@ -11,14 +11,15 @@ from typing import Any
 from urllib.parse import unquote
 
 import deltalake
+import deltalake.exceptions
 import pyarrow
 import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.data.delta_tables import delete_rows, edit_columns, find_adds, make_protocol
 from spark_estimator.data.parquet import find_files
-from tests.data.delta_tables import delete_rows, edit_columns, find_adds, make_protocol
 
 EXAMPLES = int(os.environ.get("SPARK_ESTIMATOR_TEST_EXAMPLES", "25"))
 ROWS = st.lists(
@@ -148,7 +149,10 @@ def test_rows_are_those_of_deltalake(
         features = ["deletionVectors", *([] if mapped == "none" else ["columnMapping"])]
         edit_columns(table.folder, lambda column: None, **make_protocol(features))
         for kind, value in changes:
-            table.change(kind, value)
+            try:
+                table.change(kind, value)
+            except deltalake.exceptions.DeltaError as error:  # it does not write all that it reads
+                assert "support" in str(error), error
         read = deltalake.DeltaTable(table.folder)
         expected = pyarrow.table(read.scan()).to_pylist()
         if not find_adds(table.folder):

@@ -1,4 +1,4 @@
-"""Commits that deltalake does not write, for tests: deletion vectors, other names and wider types of columns."""
+"""Commits that deltalake does not write, for tests too: deletion vectors, other names and wider types of columns."""
 
 from __future__ import annotations
 
@@ -79,17 +79,24 @@ def edit_columns(table: Path, edit: Callable[[dict[str, Any]], None], **protocol
 
 
 def _to_bitmap(rows: Sequence[int]) -> bytes:
-    """Return the numbers as Delta's array of Roaring bitmaps, with a container of at most 4096 for each 65536 rows."""
+    """Return the numbers as Delta's array of Roaring bitmaps, with one container for each 65536 rows."""
     containers: dict[int, list[int]] = {}
     for row in rows:
         containers.setdefault(row >> 16, []).append(row & 0xFFFF)
     head = struct.pack("<IQIII", 1681511377, 1, 0, 12346, len(containers))
     head += b"".join(struct.pack("<HH", key, len(low) - 1) for key, low in containers.items())
     place = 8 + 8 * len(containers)
-    for low in containers.values():
+    # Numbers, or more than 4096 of them as bits.
+    contents = [
+        struct.pack(f"<{len(low)}H", *low)
+        if len(low) <= 4096
+        else sum(1 << number for number in low).to_bytes(8192, "little")
+        for low in containers.values()
+    ]
+    for content in contents:
         head += struct.pack("<I", place)
-        place += 2 * len(low)
-    return head + b"".join(struct.pack(f"<{len(low)}H", *low) for low in containers.values())
+        place += len(content)
+    return head + b"".join(contents)
 
 
 def _encode(data: bytes) -> str:
