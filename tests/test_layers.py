@@ -136,6 +136,7 @@ NOT_PUBLIC = {
         "checkpoint.schedule checkpoint.shared_control checkpoint.slot_memory "
         "checkpoint.writer_link collectives.launcher_link env state_machine store.replacement"
     ),
+    "jax": "collectives.arrays collectives.context collectives.objects collectives.rendezvous env errors log",
     "local_steps": (
         "_native collectives.compression.int8 collectives.consistency collectives.context collectives.engine "
         "collectives.handle collectives.ops observe.progress torch.collectives.memory torch.compression.int8 "

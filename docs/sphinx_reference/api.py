@@ -40,6 +40,7 @@ MODULES = (
     "spark_estimator.keras.callbacks",
     "spark_estimator.keras.elastic",
     "spark_estimator.tensorflow.keras",
+    "spark_estimator.jax",
     "spark_estimator.lightning",
     "spark_estimator.checkpoint",
     "spark_estimator.store",

@@ -228,9 +228,9 @@ def shims_path() -> str:
 
 
 def find_autoload_path() -> str:
-    """Return the folder ``torch_autoload/`` to add to PYTHONPATH, so that torch calls this package at its import."""
+    """Return the folder to add to PYTHONPATH, so that torch and JAX find the job when they are imported."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return os.path.join(package, "extensions", "process_group", "torch_autoload")
+    return os.path.join(package, "extensions", "autoload")
 
 
 def _find_real_spec(root: str) -> ModuleSpec | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -9,6 +10,8 @@ from types import TracebackType
 
 from spark_estimator.errors import PeerLostError, ShutDownError, remove_links
 
+# How gloo, which PyTorch and JAX use, reports that another process has gone.
+_GLOO_LOSS = re.compile(r"\bgloo/transport/.*(?:by peer|Broken pipe)")
 # Members of an exception group that a message names, and causes of one error.
 _MOST_MEMBERS = 8
 _MOST_CAUSES = 4
@@ -40,7 +43,8 @@ def is_secondary(error: BaseException) -> bool:
     """Return whether an error, or each member of a group, was raised because another rank had failed."""
     for link in walk_chain(error):
         group = list_members(link)
-        if isinstance(link, (PeerLostError, ShutDownError)) or (group and all(map(is_secondary, group))):
+        lost = isinstance(link, (PeerLostError, ShutDownError)) or _GLOO_LOSS.search(format_error(link))
+        if lost or (group and all(map(is_secondary, group))):
             return True
     return False
 

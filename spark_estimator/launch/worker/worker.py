@@ -88,7 +88,6 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.set_inheritable(options.result_fd, False)
     pipe = ResultWriter(options.result_fd)
-    sys.path.append(find_autoload_path())
     # Modules are kept, so that there is no garbage among them: looking for it is a quarter of the time that importing
     # PyTorch or TensorFlow takes. The collector runs again when the function does.
     gc.disable()
@@ -102,8 +101,9 @@ def main() -> None:
         os._exit(1)
     sys.path[:] = [*spec.sys_path, find_autoload_path()]
     importlib.invalidate_caches()
-    # Also for processes that this one starts: torch's handler of env:// would wait in them for a store.
-    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [spec.python_path]), find_autoload_path()])
+    # Also for processes that this one starts: torch's handler of env:// would wait in them for a store. First, as only
+    # one `sitecustomize` of the path runs by itself.
+    os.environ["PYTHONPATH"] = os.pathsep.join([find_autoload_path(), *filter(None, [spec.python_path])])
     os.environ.update(spec.environment)
     if spec.command:
         sys.exit(run_command(spec, pipe))

@@ -12,6 +12,7 @@ from io import FileIO
 from typing import IO
 
 from spark_estimator.collectives import torch_variables
+from spark_estimator.compat.importer import find_autoload_path
 from spark_estimator.env import JOB_VARIABLE, PROGRESS_FD_VARIABLE, RENDEZVOUS_FD_VARIABLE
 from spark_estimator.launch.job.environment import remove_choices
 from spark_estimator.launch.job.spec import JobSpec
@@ -165,5 +166,5 @@ def _make_environment(job: JobSpec) -> Mapping[str, str]:
     environment |= job.environment
     environment[JOB_VARIABLE] = job.job_id
     # The worker needs our package, and what is preloaded, before it has its spec; the spec then sets its path exactly.
-    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+    environment["PYTHONPATH"] = os.pathsep.join(entry for entry in [find_autoload_path(), *sys.path] if entry)
     return environment

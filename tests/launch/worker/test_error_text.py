@@ -87,3 +87,22 @@ def test_an_error_whose_text_fails() -> None:
 
     assert "Odd" in error_text.describe_error(fail(Odd()))
     assert not error_text.is_secondary(fail(Odd()))
+
+
+@pytest.mark.parametrize(
+    ("text", "secondary"),
+    [
+        (
+            "[/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:9: Connection reset by peer",
+            True,
+        ),
+        (
+            "UNKNOWN: Gloo AllGather failed: [gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer",
+            True,
+        ),
+        ("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:81] Timed out", False),
+        ("Connection reset by peer", False),
+    ],
+)
+def test_gloo_reports_a_lost_peer(text: str, secondary: bool) -> None:
+    assert error_text.is_secondary(RuntimeError(text)) is secondary

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from spark_estimator import HorovodRunner
-from spark_estimator.extensions.process_group.torch_autoload import spark_estimator_torch_autoload as autoload
+from spark_estimator.extensions.autoload import spark_estimator_torch_autoload as autoload
 
 VARIABLE = "ACCELERATE_USE_CPU"
 

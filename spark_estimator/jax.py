@@ -1,0 +1,21 @@
+"""Horovod's collectives for JAX, on pytrees in host memory: ``import spark_estimator.jax as hvd``.
+
+A leaf is copied to the host, the ranks exchange it through the engine, and the result is copied back to the leaf's
+device. Collectives within a compiled function are JAX's own: ``jax.distributed.initialize()`` needs no arguments on a
+rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_estimator.extensions.jax.trees import *  # noqa: F403  # its __all__
+
+_EXTENSION = "spark_estimator.extensions.jax.trees"
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the extension (PEP 562)."""
+    return getattr(importlib.import_module(_EXTENSION), name)
