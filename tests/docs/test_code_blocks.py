@@ -148,6 +148,10 @@ PROGRAMS = (
         edit=dies_in_the_second_epoch,
         slow=True,
     ),
+    Program("docs/how-to/jax.md", (0,), prints_on_both_ranks(r": 0\.5"), TWO, needs="jax"),
+    Program(
+        "docs/how-to/jax.md", (1,), prints_on_both_ranks(r": \[0\.5, 0\.5, 0\.5\] \[0\.0, 1\.0\]"), TWO, needs="jax"
+    ),
     Program("docs/how-to/torch-distributed.md", (0,), prints_on_both_ranks(r": 4\.0"), TWO),
     Program(
         "docs/how-to/hugging-face.md", (0,), prints_on_both_ranks(r": loss \d\.\d+"), TWO, needs="accelerate", slow=True

@@ -90,15 +90,15 @@ def choose_gpus(count: int, local_rank: int, local_size: int) -> int | str | Non
     """Return which of `count` GPUs a rank uses, in the order in which the launcher lists those of a host's ranks."""
     if count < 2:
         return 0 if count else None
-    own = range(local_rank, count, local_size) or [local_rank % count]
-    return own[0] if len(own) == 1 else ",".join(map(str, own))
+    numbers = range(local_rank, count, local_size) or [local_rank % count]
+    return numbers[0] if len(numbers) == 1 else ",".join(map(str, numbers))
 
 
 def _hold_port(address: str, port: int) -> str:
     """Return where the coordinator is to listen, at a free port that no other program is given meanwhile."""
     global _chosen, _held
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    # gRPC listens with SO_REUSEPORT, beside this socket, which does not listen. Nobody else can.
+    # gRPC listens with SO_REUSEPORT, beside this socket, which does not listen. Programs of others can't.
     _held = socket.socket(family, socket.SOCK_STREAM)
     _held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     _held.bind(place)

@@ -112,15 +112,17 @@ def _run(kind: str, tree: Tree, run: Callable[[list[Array]], list[Array]], *, by
     sources = [numpy.asarray(leaf) for leaf in leaves]
     parts = [_to_part(kind, path, source, bytes_too) for (path, _), source in zip(paths, sources, strict=True)]
     results = []
-    for (_, given), leaf, source, got in zip(paths, leaves, sources, run(parts) if parts else [], strict=True):
+    for (_, original), leaf, source, got in zip(paths, leaves, sources, run(parts) if parts else [], strict=True):
         host = got if got.dtype == source.dtype else got.view(source.dtype)[..., 0]
         result = _place(leaf, host)
-        results.append(jax.random.wrap_key_data(result, impl=jax.random.key_impl(given)) if _is_key(given) else result)
+        results.append(
+            jax.random.wrap_key_data(result, impl=jax.random.key_impl(original)) if _is_key(original) else result
+        )
     return jax.tree_util.tree_unflatten(structure, results)  # type: ignore[no-any-return]
 
 
 def _to_part(kind: str, path: Any, source: Array, bytes_too: bool) -> Array:
-    """Return what the engine takes: an array, or its bytes where it has no such type."""
+    """Return what the engine takes: an array, or its bytes where it lacks that type."""
     try:
         arrays.dtype_of(source)
     except ValueError as error:

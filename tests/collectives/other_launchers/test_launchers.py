@@ -12,6 +12,19 @@ import pytest
 
 from spark_estimator.collectives.other_launchers.launchers import ForeignJob, find_foreign_job
 
+# By its documentation, in each process of `@distributed` of databricks.air, before that of serverless_gpu; and once for
+# each node of its command line, `air run`.
+DATABRICKS = {
+    "RANK": "3",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "3",
+    "LOCAL_WORLD_SIZE": "8",
+    "NODE_RANK": "0",
+    "MASTER_ADDR": "10.1.2.3",
+    "MASTER_PORT": "29500",
+}
+DATABRICKS_NODE = {name: value for name, value in DATABRICKS.items() if name not in ("RANK", "LOCAL_RANK")}
+
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
@@ -24,12 +37,20 @@ from spark_estimator.collectives.other_launchers.launchers import ForeignJob, fi
         ({"SLURM_STEP_NUM_TASKS": "2", "RANK": "5", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"}, ("torchrun", 8, 5)),
         ({"RANK": "1", "WORLD_SIZE": "2"}, ("a launcher that sets RANK and WORLD_SIZE", 2, 1)),
         ({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}, ("SageMaker", 2, 1)),
+        (DATABRICKS, ("a launcher that sets RANK and WORLD_SIZE", 8, 3)),
+        ({**DATABRICKS, "TORCHELASTIC_RUN_ID": "x"}, ("torchrun", 8, 3)),
     ],
 )
 def test_each_launcher_is_recognised(environ: dict[str, str], expected: tuple[str, int, int]) -> None:
     job = find_foreign_job(environ)
     assert job is not None and (job.launcher, job.size, job.rank) == expected
     assert job.joins
+
+
+@pytest.mark.parametrize("more", [{}, {"TORCHELASTIC_RUN_ID": "x"}])
+def test_databricks_starts_a_job_on_one_host(more: dict[str, str]) -> None:
+    job = find_foreign_job(DATABRICKS | more)
+    assert job is not None and job.one_host and not job.contradiction
 
 
 @pytest.mark.parametrize(
@@ -64,6 +85,7 @@ def test_some_launchers_are_known_as_those_whose_jobs_cannot_be_joined(environ: 
         {"HOROVOD_SIZE": "1"},
         {"PMI_SIZE": "many"},
         {"PMI_SIZE": "-2"},
+        {**DATABRICKS_NODE, "NUM_NODES": "1"},
         {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"},
         {"SM_HOSTS": "algo-1,algo-2", "SM_CURRENT_HOST": "algo-1"},
     ],

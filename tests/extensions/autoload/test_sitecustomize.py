@@ -22,8 +22,8 @@ def look() -> tuple[str | None, str, bool]:
 def test_the_environments_own_runs_once_in_a_worker_and_in_what_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = tmp_path / "sitecustomize.py"
-    own.write_text("import os\nos.environ['SITE_RAN'] = os.environ.get('SITE_RAN', '') + 'x'\n")
+    usual = tmp_path / "sitecustomize.py"
+    usual.write_text("import os\nos.environ['SITE_RAN'] = os.environ.get('SITE_RAN', '') + 'x'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.delenv("SITE_RAN", raising=False)
@@ -32,7 +32,7 @@ def test_the_environments_own_runs_once_in_a_worker_and_in_what_it_starts(
         program = "import os, sitecustomize; print(os.environ['SITE_RAN'], sitecustomize.__file__)"
         return look(), subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
 
-    assert run_local(start, 1) == [(("x", str(own), False), f"xx {own}\n")]
+    assert run_local(start, 1) == [(("x", str(usual), False), f"xx {usual}\n")]
 
 
 def test_a_folder_twice_in_the_path(tmp_path: Path) -> None:

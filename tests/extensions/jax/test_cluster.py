@@ -155,13 +155,13 @@ def test_between_hosts_rank_0_warns(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
 
 @pytest.mark.parametrize(
-    ("gpus", "rank", "ranks", "own"),
+    ("gpus", "rank", "ranks", "numbers"),
     [(0, 1, 2, None), (1, 1, 2, 0), (2, 1, 2, 1), (4, 1, 2, "1,3"), (2, 2, 4, 0), (3, 0, 2, "0,2")],
 )
-def test_gpus_of_a_rank(gpus: int, rank: int, ranks: int, own: int | str | None) -> None:
+def test_gpus_of_a_rank(gpus: int, rank: int, ranks: int, numbers: int | str | None) -> None:
     from spark_estimator.extensions.jax.cluster import choose_gpus
 
-    assert choose_gpus(gpus, rank, ranks) == own
+    assert choose_gpus(gpus, rank, ranks) == numbers
 
 
 def test_a_process_outside_of_a_job_is_none_of_its_cluster() -> None:
