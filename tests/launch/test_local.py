@@ -89,7 +89,7 @@ def test_search_path_and_pythonpath_are_those_of_the_caller(monkeypatch: pytest.
         return beside_the_script.ANSWER, sys.path, os.environ.get("PYTHONPATH")
 
     path = [*sys.path, find_autoload_path()]
-    assert run_local(look, 1) == [(42, path, f"/somewhere:{find_autoload_path()}")]
+    assert run_local(look, 1) == [(42, path, f"{find_autoload_path()}:/somewhere")]
     monkeypatch.delenv("PYTHONPATH")
     assert run_local(look, 1) == [(42, path, find_autoload_path())]
 
