@@ -160,10 +160,10 @@ NOT_PUBLIC = {
         "estimators.inference.prediction_columns estimators.inference.predictor estimators.keywords "
         "estimators.model estimators.params estimators.persistence.folders estimators.persistence.manifest "
         "estimators.persistence.remote_folders estimators.persistence.subclass_params "
-        "estimators.rows.row_plan estimators.rows.sampling estimators.rows.shapes estimators.torch.advice "
+        "estimators.rows.row_plan estimators.rows.sampling estimators.rows.shapes "
         "estimators.torch.callbacks estimators.torch.check estimators.torch.device "
         "estimators.torch.estimator_files estimators.torch.identity estimators.torch.losses "
-        "estimators.torch.params estimators.torch.predictor estimators.torch.rank_state "
+        "estimators.torch.params estimators.torch.predictor estimators.torch.rank_state estimators.torch.recipe "
         "estimators.torch.training estimators.tracking.signature estimators.train_spec"
     ),
 }

@@ -94,6 +94,7 @@ MODULES = (
             Class("Shared", ("Common",), _SHARED, "every estimator of columns of numbers", False),
             Class("Predicting", (), params.PREDICTING, "the columns that `transform` adds", False),
             Class("Inference", (), params.INFERENCE, "where and how PyTorch predicts", False),
+            Class("Recipe", (), torch_params.RECIPE, "how PyTorch makes a step", False),
             Class("Model", ("Predicting",), params.MODEL, "every trained model of columns of numbers", False),
         ),
         (*_STORE, *_PARTS),
@@ -109,7 +110,7 @@ MODULES = (
                 "estimators of PyTorch and Lightning",
                 False,
             ),
-            Class("TorchEstimator", ("TorchShared",), torch_params.ESTIMATOR, "`TorchEstimator`"),
+            Class("TorchEstimator", ("TorchShared", "Recipe"), torch_params.ESTIMATOR, "`TorchEstimator`"),
             Class("TorchModel", ("Model", "Inference"), torch_params.MODEL, "`TorchModel`", has_parts=True),
         ),
         (_HISTORY, *_TORCH),
@@ -126,7 +127,7 @@ MODULES = (
         (
             Class(
                 "TransformersEstimator",
-                ("Common", "Predicting", "Inference"),
+                ("Common", "Predicting", "Inference", "Recipe"),
                 transformers_params.ESTIMATOR,
                 "`TransformersEstimator`",
             ),

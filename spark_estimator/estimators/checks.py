@@ -316,13 +316,14 @@ def check_positive(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def check_precision(name: str, value: Any) -> str | None:
-    """Return 'bf16', or None."""
-    if value not in (None, "bf16"):
-        raise ValueError(
-            f"{name} must be 'bf16' or None (float16 would need loss scaling); got {describe_value(value)}."
-        )
-    return None if value is None else "bf16"
+def check_not_negative(name: str, value: Any) -> float:
+    """Return a number that is 0 or more; None is 0."""
+    text = f"{name} must be a number, 0 or more; got {describe_value(value)}."
+    if value is not None and not _is_number(value):
+        raise TypeError(text)
+    if not 0 <= (value or 0.0) < float("inf"):
+        raise ValueError(text)
+    return float(value or 0.0)
 
 
 def check_autocast_type(name: str, value: Any) -> str | None:

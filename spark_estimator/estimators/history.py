@@ -175,6 +175,8 @@ def _flatten(entry: Mapping[str, Any]) -> dict[str, float]:
         if not results:
             continue
         flat[f"{part}_loss"] = results["loss"]
+        if "skipped_steps" in results:
+            flat[f"{part}_skipped_steps"] = results["skipped_steps"]
         if "metrics" in results:
             flat |= {f"{part}_{name}": value for name, value in results["metrics"].items()}
             continue

@@ -531,6 +531,86 @@ class InferenceKeywords(TableParams):
         return self._get(self.inference_precision)
 
 
+class RecipeArguments(TypedDict, total=False):
+    """Types of the parameters of how PyTorch makes a step."""
+
+    lr_scheduler: str | Callable[..., Any] | Mapping[str, Any] | Any | None
+    warmup_steps: int
+    warmup_ratio: float
+    gradient_clip_norm: float
+    gradient_clip_value: float
+    on_nonfinite: str
+    compile: bool | Mapping[str, Any]
+
+
+class RecipeKeywords(TableParams):
+    """Parameters of how PyTorch makes a step."""
+
+    lr_scheduler: Param[Any]
+    warmup_steps: Param[int]
+    warmup_ratio: Param[float]
+    gradient_clip_norm: Param[float]
+    gradient_clip_value: Param[float]
+    on_nonfinite: Param[str]
+    compile: Param[bool | dict[str, Any]]
+
+    def setLrScheduler(self, value: str | Callable[..., Any] | Mapping[str, Any] | Any | None) -> Self:
+        """Set lr_scheduler: 'linear', 'cosine' or 'constant', as Hugging Face defines them, or a function of ..."""
+        return self._set(lr_scheduler=value)
+
+    def getLrScheduler(self) -> Any:
+        """Return lr_scheduler: 'linear', 'cosine' or 'constant', as Hugging Face defines them, or a function of ..."""
+        return self._get(self.lr_scheduler)
+
+    def setWarmupSteps(self, value: int) -> Self:
+        """Set warmup_steps: with lr_scheduler by name: the steps in which the rate rises from 0."""
+        return self._set(warmup_steps=value)
+
+    def getWarmupSteps(self) -> int:
+        """Return warmup_steps: with lr_scheduler by name: the steps in which the rate rises from 0."""
+        return self._get(self.warmup_steps)
+
+    def setWarmupRatio(self, value: float) -> Self:
+        """Set warmup_ratio: as warmup_steps, as a share of all steps; 0: none."""
+        return self._set(warmup_ratio=value)
+
+    def getWarmupRatio(self) -> float:
+        """Return warmup_ratio: as warmup_steps, as a share of all steps; 0: none."""
+        return self._get(self.warmup_ratio)
+
+    def setGradientClipNorm(self, value: float) -> Self:
+        """Set gradient_clip_norm: the most that the norm of the whole gradient may be, as clip_grad_norm_ has ..."""
+        return self._set(gradient_clip_norm=value)
+
+    def getGradientClipNorm(self) -> float:
+        """Return gradient_clip_norm: the most that the norm of the whole gradient may be, as clip_grad_norm_ ..."""
+        return self._get(self.gradient_clip_norm)
+
+    def setGradientClipValue(self, value: float) -> Self:
+        """Set gradient_clip_value: the most that an element of that gradient may be, as clip_grad_value_ has it."""
+        return self._set(gradient_clip_value=value)
+
+    def getGradientClipValue(self) -> float:
+        """Return gradient_clip_value: the most that an element of that gradient may be, as clip_grad_value_ has it."""
+        return self._get(self.gradient_clip_value)
+
+    def setOnNonfinite(self, value: str) -> Self:
+        """Set on_nonfinite: what to do where a loss or a gradient is NaN or infinite on a process: 'error': ..."""
+        return self._set(on_nonfinite=value)
+
+    def getOnNonfinite(self) -> str:
+        """Return on_nonfinite: what to do where a loss or a gradient is NaN or infinite on a process: 'error': ..."""
+        return self._get(self.on_nonfinite)
+
+    def setCompile(self, value: bool | Mapping[str, Any]) -> Self:
+        """Set compile: whether each process compiles the model with torch.compile."""
+        return self._set(compile=value)
+
+    def getCompile(self) -> bool | dict[str, Any]:
+        """Return compile: whether each process compiles the model with torch.compile."""
+        return self._get(self.compile)
+
+
 class ModelArguments(PredictingArguments, total=False):
     """Types of the parameters of every trained model of columns of numbers."""
 

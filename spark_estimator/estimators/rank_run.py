@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy
 
 from spark_estimator.collectives import arrays, context, objects
 from spark_estimator.data.fields import Field
-from spark_estimator.data.rank.epoch_rows import EpochRows
+from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
 from spark_estimator.data.rank.function_rows import FunctionRows
 from spark_estimator.data.rank.rank_rows import RankRows, balance
 from spark_estimator.data.rank.spool import Spool
@@ -205,18 +205,23 @@ def check_loss(
             f"the loss of epoch {epoch + 1} was {loss}. Remove NaN, infinity and huge numbers from the columns, or "
             f"{lower}"
         )
-    texts = objects.allgather_object(_find_not_finite(rows, fields), name="values that are not finite")
+    batches, of = rows.read_batches(_SCANNED_ROWS), f"the rows of rank {context.rank()}"
+    texts = objects.allgather_object(find_not_finite(batches, fields, of), name="values that are not finite")
     raise DataError(
         start + next(filter(None, texts), f"all values of the columns are finite. Scale huge numbers, or {lower}")
     )
 
 
-def _find_not_finite(rows: EpochRows, fields: Sequence[Field]) -> str:
-    """Return the first column of this rank with NaN or infinity, the row and the remedy; empty without one."""
+def find_not_finite(batches: Iterable[Batch], fields: Sequence[Field], of: str) -> str:
+    """Return the first column with NaN or infinity, the row and the remedy; empty without one.
+
+    Args:
+        of: whose rows these are, for the text.
+    """
     first_rows: dict[str, tuple[int, float]] = {}
     counts: Counter[str] = Counter()
     start = 0
-    for batch in rows.read_batches(_SCANNED_ROWS):
+    for batch in batches:
         for field, matrix in zip(fields, batch.matrices, strict=True):
             if matrix.dtype.kind != "f" or numpy.isfinite(matrix[: batch.rows]).all():
                 continue
@@ -238,7 +243,4 @@ def _find_not_finite(rows: EpochRows, fields: Sequence[Field]) -> str:
     widths = {name: width for field in fields for name, width in zip(field.names, field.widths, strict=True)}
     if math.isnan(value) and widths[name] == 1:  # "drop" leaves NaN in arrays
         remedy = "set nulls='drop', which drops rows with null or NaN, or replace the value (df.fillna)"
-    return (
-        f"column {name!r} contains {value} in row {row} of the rows of rank {context.rank()}, counted from 0{others}: "
-        f"{remedy}."
-    )
+    return f"column {name!r} contains {value} in row {row} of {of}, counted from 0{others}: {remedy}."

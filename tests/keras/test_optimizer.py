@@ -42,6 +42,38 @@ def test_two_ranks_are_one_with_twice_the_batch(two_ranks: RankPool) -> None:
     two_ranks.run(check)
 
 
+def test_what_is_clipped_is_the_joint_gradient(two_ranks: RankPool) -> None:
+    """The ranks' own gradients are ten times the limit, and their means at it, or twice as large."""
+
+    def check(rank: int) -> None:
+        import keras
+        import numpy
+
+        import spark_estimator.keras as hvd
+
+        def apply(passes: int, *gradients: list[float], **limit: float) -> list[float]:
+            more = {"gradient_accumulation_steps": passes} if passes > 1 else {}
+            optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, **limit, **more))
+            variables = [keras.Variable(numpy.zeros(2, "float32")) for _ in range(2)]
+            optimizer.build(variables)
+            for _ in range(passes):
+                arrays = [numpy.array(gradients[rank], "float32") for _ in variables]
+                optimizer.apply([keras.ops.convert_to_tensor(array) for array in arrays], variables)
+            moved: list[float] = (-keras.ops.convert_to_numpy(variables[1])).tolist()
+            return moved
+
+        for passes in (1, 2):
+            small, large = ([10.0, 0.0], [-10.0, 2.0]), ([6.0, 0.0], [-2.0, 0.0])  # means [0, 1] and [2, 0]
+            for limit in ({"clipnorm": 1.0}, {"clipvalue": 1.0}):
+                assert apply(passes, *small, **limit) == pytest.approx([0, 1])
+                assert apply(passes, *large, **limit) == pytest.approx([1, 0])
+            # Of both variables: the norm of the joint gradient is the square root of 2, and of 8.
+            assert apply(passes, *small, global_clipnorm=2**0.5) == pytest.approx([0, 1])
+            assert apply(passes, *large, global_clipnorm=2**0.5) == pytest.approx([1, 0])
+
+    two_ranks.run(check)
+
+
 def test_gradients_travel_in_half_precision(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
         import keras

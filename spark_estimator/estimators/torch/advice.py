@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_estimator.estimators.averaged_metrics import warn_of_averages
 from spark_estimator.estimators.params import warn_caller
-from spark_estimator.estimators.torch.losses import TorchParts
+
+if TYPE_CHECKING:
+    from spark_estimator.estimators.torch.losses import TorchParts
 
 #: Attributes of schedulers, and of the functions of LambdaLR, that count the calls of step() -> whether the count is
 #: that of the whole training; else it is that of a part of it, such as a warm-up.

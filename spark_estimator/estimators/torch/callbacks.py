@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -31,6 +31,14 @@ class Callback:
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Run before an epoch, counted from 0."""
+
+    def on_batch_end(self, step: int, loss: float) -> None:
+        """Run after a batch, and after the optimizer's step if that ends with it.
+
+        Args:
+            step: batches of the epoch that were done before.
+            loss: of this rank's rows of the batch.
+        """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> bool | None:
         """Run after an epoch, when its checkpoint is written.
@@ -83,6 +91,17 @@ class TorchCallbacks:
         """Return the result of each callback; None if it lacks the method."""
         result = [getattr(callback, method, None) for callback in self._callbacks]
         return [None if item is None else item(*args) for item in result]
+
+    def find_batch_end(self) -> Callable[[int, float], None] | None:
+        """Return what calls `on_batch_end`; None if no callback has one of its own."""
+        ends = [getattr(callback, "on_batch_end", None) for callback in self._callbacks]
+        calls = [end for end in ends if end is not None and getattr(end, "__func__", end) is not Callback.on_batch_end]
+
+        def call(step: int, loss: float) -> None:
+            for end in calls:
+                end(step, loss)
+
+        return call if calls else None
 
     def call_epoch_end(self, epoch: int, logs: dict[str, Any]) -> bool:
         """Call `on_epoch_end`. Return whether any callback of any rank ends the training. A collective."""

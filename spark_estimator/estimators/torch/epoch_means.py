@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,12 +21,17 @@ class EpochMeans:
     Attributes:
         sums: [2 + metrics + 2 * labels] rows, loss and metrics by rows, and loss and divisor of each label whose loss
             is no mean over rows; of this rank, on the CPU; changed in place.
+
+    Args:
+        counts_skipped: the last sum is the number of steps that were skipped.
     """
 
-    def __init__(self, parts: TorchParts) -> None:
+    def __init__(self, parts: TorchParts, *, counts_skipped: bool = False) -> None:
         self._parts = parts
         self._metrics = sum(len(group) for group in parts.metrics)
-        self.sums = torch.zeros(2 + self._metrics + 2 * len(parts.losses), dtype=torch.float64)
+        self._counts_skipped = counts_skipped
+        sums = 2 + self._metrics + 2 * len(parts.losses) + counts_skipped
+        self.sums = torch.zeros(sums, dtype=torch.float64)
         # Of the batches so far as Python's numbers, which are cheaper to read in each step.
         self._rows = 0
         self._loss = 0.0
@@ -76,6 +82,11 @@ class EpochMeans:
                 self.sums[start] += of_label.share * float(of_label.value)
                 self.sums[start + 1] += of_label.divisor
 
+    def count_skipped(self) -> None:
+        """Count a step that was skipped: on the ranks that step alone, else on rank 0 for all."""
+        if self._parts.steps_locally or hvd.rank() == 0:
+            self.sums[-1] += 1
+
     def compute_averages(self) -> dict[str, Any]:
         """Return the means over the rows of all ranks. A collective."""
         total = hvd.allreduce(self.sums, op=hvd.Sum, name="averages of an epoch")
@@ -84,11 +95,13 @@ class EpochMeans:
         for group in self._parts.metrics:
             result.append(means[start : start + len(group)])
             start += len(group)
-        return make_results(self._compute_mean(total), result, self._parts)
+        loss = self._compute_mean(total) if total[0] else math.nan
+        skipped = {"skipped_steps": int(total[-1])} if self._counts_skipped else {}
+        return make_results(loss, result, self._parts) | skipped
 
     def _compute_mean(self, sums: torch.Tensor) -> float:
         """Return the loss."""
-        of_labels = sums[2 + self._metrics :].reshape(-1, 2)
+        of_labels = sums[2 + self._metrics :][: 2 * len(self._parts.losses)].reshape(-1, 2)
         by_label = sum(float(loss / divisor) for loss, divisor in of_labels if divisor)
         return float(sums[1] / sums[0]) + by_label if sums[0] else by_label
 

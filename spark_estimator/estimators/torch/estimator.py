@@ -55,7 +55,6 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, TableEstimator[TorchMod
     def _make_training(self) -> _TorchTraining:
         parts, labels = make_parts(self._value)
         advice.warn_of_metrics(parts)
-        advice.warn_of_schedule(parts.scheduler, self._value("epochs"))
         return _TorchTraining(parts, labels)
 
 

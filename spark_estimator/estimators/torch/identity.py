@@ -38,6 +38,7 @@ def make_identity(spec: TrainSpec, checksums: list[int]) -> Identity:
             f"gradient_compression={get_name(parts.compression)}",
             f"train_minibatch_fn={get_name(parts.minibatch)}",
             *parts.settings,
+            *parts.recipe.describe(),
         ],
     }
 

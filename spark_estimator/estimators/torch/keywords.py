@@ -15,6 +15,8 @@ from spark_estimator.estimators.keywords import (
     ModelParts,
     PredictingArguments,
     PredictingKeywords,
+    RecipeArguments,
+    RecipeKeywords,
     SharedArguments,
     SharedKeywords,
 )
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     import torch
     from pyspark.ml.param import Param
     from torch import nn
-    from torch.optim.lr_scheduler import LRScheduler
     from typing_extensions import Self, Unpack
 
     from spark_estimator.estimators.history import History
@@ -91,7 +92,7 @@ class TorchSharedKeywords(SharedKeywords, PredictingKeywords, InferenceKeywords)
         return self._get(self.data_module)
 
 
-class TorchEstimatorArguments(TorchSharedArguments, total=False):
+class TorchEstimatorArguments(TorchSharedArguments, RecipeArguments, total=False):
     """Types of the parameters of `TorchEstimator`."""
 
     model: nn.Module | None
@@ -104,13 +105,13 @@ class TorchEstimatorArguments(TorchSharedArguments, total=False):
         | None
     )
     learning_rate: float | None
-    lr_scheduler: LRScheduler | None
     callbacks: Any
     train_minibatch_fn: Callable[..., Any] | None
+    channels_last: bool
     mixed_precision: str | None
 
 
-class TorchEstimatorKeywords(TorchSharedKeywords):
+class TorchEstimatorKeywords(TorchSharedKeywords, RecipeKeywords):
     """Parameters of `TorchEstimator`."""
 
     model: Param[nn.Module | None]
@@ -118,9 +119,9 @@ class TorchEstimatorKeywords(TorchSharedKeywords):
     loss: Param[list[Callable[..., Any]]]
     metrics: Param[list[Any]]
     learning_rate: Param[float | None]
-    lr_scheduler: Param[LRScheduler | None]
     callbacks: Param[list[Any]]
     train_minibatch_fn: Param[Callable[..., Any] | None]
+    channels_last: Param[bool]
     mixed_precision: Param[str | None]
 
     def __init__(self, **params: Unpack[TorchEstimatorArguments]) -> None:
@@ -176,14 +177,6 @@ class TorchEstimatorKeywords(TorchSharedKeywords):
         """Return learning_rate: the learning rate instead of the optimizer's (for ParamGridBuilder)."""
         return self._get(self.learning_rate)
 
-    def setLrScheduler(self, value: LRScheduler | None) -> Self:
-        """Set lr_scheduler: a scheduler of the optimizer, stepped after each epoch and not after each batch: ..."""
-        return self._set(lr_scheduler=value)
-
-    def getLrScheduler(self) -> LRScheduler | None:
-        """Return lr_scheduler: a scheduler of the optimizer, stepped after each epoch and not after each batch: ..."""
-        return self._get(self.lr_scheduler)
-
     def setCallbacks(self, value: Any) -> Self:
         """Set callbacks: objects with the methods of spark_estimator.estimators.torch.callbacks.Callback, ..."""
         return self._set(callbacks=value)
@@ -200,12 +193,20 @@ class TorchEstimatorKeywords(TorchSharedKeywords):
         """Return train_minibatch_fn: a custom training step: (model, optimizer, transform_outputs, loss_fn, ..."""
         return self._get(self.train_minibatch_fn)
 
+    def setChannelsLast(self, value: bool) -> Self:
+        """Set channels_last: whether weights and inputs of images are kept in PyTorch's memory format channels_last."""
+        return self._set(channels_last=value)
+
+    def getChannelsLast(self) -> bool:
+        """Return channels_last: whether weights and inputs of images are kept in PyTorch's memory format ..."""
+        return self._get(self.channels_last)
+
     def setMixedPrecision(self, value: str | None) -> Self:
-        """Set mixed_precision: 'bf16': run forward passes under autocast; None: full precision."""
+        """Set mixed_precision: 'bf16' or 'fp16': run forward passes under autocast."""
         return self._set(mixed_precision=value)
 
     def getMixedPrecision(self) -> str | None:
-        """Return mixed_precision: 'bf16': run forward passes under autocast; None: full precision."""
+        """Return mixed_precision: 'bf16' or 'fp16': run forward passes under autocast."""
         return self._get(self.mixed_precision)
 
 

@@ -20,6 +20,7 @@ from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.shapes import make_class_error
 from spark_estimator.estimators.torch.metric_names import name_metrics
+from spark_estimator.estimators.torch.recipe import PLAIN, Recipe
 
 Tensors = list[torch.Tensor]
 #: Adds up lists of numbers over all ranks, element by element.
@@ -28,6 +29,8 @@ _OF_CLASSES: dict[Any, type[nn.Module]] = {
     nn.functional.cross_entropy: nn.CrossEntropyLoss,
     nn.functional.nll_loss: nn.NLLLoss,
 }
+#: The types of ``mixed_precision``.
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # The class that torch's losses ignore by default.
 _LEFT_OUT = -100
 
@@ -44,7 +47,7 @@ class TorchParts:
         metrics: [labels] functions of (output, label), each.
         compression: of gradients; None: none.
         label_shapes: [labels] of a batch, with -1 for its rows; None: as the output, where that holds as many values.
-        precision: "bf16": the model's forward pass runs under autocast; None: in its own types.
+        precision: of `PRECISIONS`: the model's forward pass runs under autocast; None: in its own types.
         callbacks: see `estimators.torch.callbacks`.
         minibatch: the user's own step, as Horovod calls it; None: this package's.
         labels: their columns' names, for messages.
@@ -57,6 +60,7 @@ class TorchParts:
         sync: "allreduce", or "local_sgd" or "diloco": what the ranks exchange.
         inner_steps: between two exchanges of the latter.
         nothing_to_learn: the error where the loss leaves out all labels; empty: a general one.
+        recipe: how steps are made.
     """
 
     model: nn.Module
@@ -79,6 +83,7 @@ class TorchParts:
     sync: str = "allreduce"
     inner_steps: int = 32
     nothing_to_learn: str = ""
+    recipe: Recipe = PLAIN
 
     @property
     def steps_locally(self) -> bool:
@@ -137,7 +142,8 @@ def compute_loss(
     Raises:
         DataError: the model does not return a tensor for each label.
     """
-    with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=parts.precision is not None):
+    dtype = PRECISIONS.get(parts.precision or "")
+    with torch.autocast(inputs[0].device.type, dtype, enabled=dtype is not None):
         try:
             outputs = call_model(model, inputs)
         except ValueError as error:
@@ -148,7 +154,7 @@ def compute_loss(
                 f"processes (num_proc), a larger batch_size, or more rows. ({error})"
             ) from error
     if parts.precision is not None:  # losses and metrics are computed in full
-        outputs = [output.float() if output.dtype == torch.bfloat16 else output for output in outputs]
+        outputs = [output.float() if output.dtype in PRECISIONS.values() else output for output in outputs]
     labels = reshape_labels(parts, outputs, labels)
     return compute_joint_loss(parts, outputs, labels, weights, rows, total), outputs, labels
 

@@ -49,6 +49,16 @@ def _check_losses(name: str, value: Any) -> list[Any]:
     return result
 
 
+def _check_schedule(name: str, value: Any) -> Any:
+    from spark_estimator.estimators.torch.schedules import check_schedule  # not before there is one
+
+    return value if value is None else check_schedule(name, value)
+
+
+def _check_compile(name: str, value: Any) -> Any:
+    return checks.check_dict(name, dict(value)) if isinstance(value, Mapping) else checks.check_bool(name, value)
+
+
 LOSS_CONSTRUCTORS = Row(
     "loss_constructors",
     None,
@@ -78,19 +88,68 @@ LOCAL_STEPS = (
     ),
 )
 
+#: How a step is made of the joint gradient; of the estimators for PyTorch and Hugging Face.
+RECIPE = (
+    Row(
+        "lr_scheduler",
+        None,
+        _check_schedule,
+        "'linear', 'cosine' or 'constant', as Hugging Face defines them, or a function of the optimizer and the number "
+        "of steps that returns a scheduler: moved after each step; or a scheduler of the optimizer, or a function of "
+        "the optimizer: moved after each epoch, so that total_steps and T_max are numbers of epochs; or, as in "
+        "Lightning, a dict of one of these ('scheduler'), 'interval' ('step' or 'epoch') and 'monitor' "
+        "('validation.loss'); None: none",
+        "str | Callable[..., Any] | Mapping[str, Any] | Any | None",
+        "Any",
+    ),
+    Row(
+        "warmup_steps",
+        0,
+        checks.check_int(0),
+        "with lr_scheduler by name: the steps in which the rate rises from 0; 0: warmup_ratio decides",
+        "int",
+    ),
+    Row("warmup_ratio", 0.0, checks.check_not_negative, "as warmup_steps, as a share of all steps; 0: none", "float"),
+    Row(
+        "gradient_clip_norm",
+        0.0,
+        checks.check_not_negative,
+        "the most that the norm of the whole gradient may be, as clip_grad_norm_ has it: of the average over all "
+        "processes and the passes of a step; with sync='local_sgd' or 'diloco', of each process's own; 0: any",
+        "float",
+    ),
+    Row(
+        "gradient_clip_value",
+        0.0,
+        checks.check_not_negative,
+        "the most that an element of that gradient may be, as clip_grad_value_ has it; 0: any",
+        "float",
+    ),
+    Row(
+        "on_nonfinite",
+        "error",
+        checks.check_one_of("error", "skip"),
+        "what to do where a loss or a gradient is NaN or infinite on a process: 'error': raise an error after the "
+        "epoch; 'skip': leave the step out on all processes; the history counts skipped_steps, and 25 in a row are an "
+        "error",
+        "str",
+    ),
+    Row(
+        "compile",
+        False,
+        _check_compile,
+        "whether each process compiles the model with torch.compile; or a dict of its arguments, such as "
+        "{'mode': 'max-autotune'}",
+        "bool | Mapping[str, Any]",
+        "bool | dict[str, Any]",
+    ),
+)
+
 ESTIMATOR = (
     *set_types(params.SHARED, TYPES),
     *params.PREDICTING,
     *params.INFERENCE,
     params.LEARNING_RATE,
-    Row(
-        "lr_scheduler",
-        None,
-        checks.accept,
-        "a scheduler of the optimizer, stepped after each epoch and not after each batch: total_steps and T_max are "
-        "numbers of epochs; None: none",
-        "LRScheduler | None",
-    ),
     LOSS_CONSTRUCTORS,
     Row(
         "callbacks",
@@ -109,12 +168,21 @@ ESTIMATOR = (
         f"{_LOSS} | None",
     ),
     *LOCAL_STEPS,
+    *RECIPE,
+    Row(
+        "channels_last",
+        False,
+        checks.check_bool,
+        "whether weights and inputs of images are kept in PyTorch's memory format channels_last",
+        "bool",
+    ),
     params.DATA_MODULE,
     Row(
         "mixed_precision",
         None,
-        checks.check_precision,
-        "'bf16': run forward passes under autocast; None: full precision",
+        checks.check_autocast_type,
+        "'bf16' or 'fp16': run forward passes under autocast; 'fp16' also scales the loss, and skips steps whose "
+        "gradient overflows; None: full precision",
         "str | None",
     ),
 )

@@ -6,6 +6,7 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.estimators.torch.losses import TorchParts, check_reduction, divides_by_class, to_module
 from spark_estimator.estimators.torch.metric_names import group_metrics
+from spark_estimator.estimators.torch.recipe import Recipe
+from spark_estimator.estimators.torch.schedules import read_schedule
 from spark_estimator.torch.sending import prepare_to_send
 
 
@@ -137,7 +140,7 @@ def make_parts(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
     shares = value("loss_weights") or [1 / len(losses)] * len(losses)
     if len(shares) != len(losses):
         raise ValueError(f"got {len(shares)} loss_weights for {len(losses)} losses.")
-    scheduler = value("lr_scheduler")
+    scheduler = read_schedule(value)[1]
     if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
         shown = describe_value(scheduler, "optimizer, ...")
         raise ValueError(f"lr_scheduler must be a scheduler of this estimator's optimizer; got {shown}.")
@@ -161,6 +164,10 @@ def make_parts(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
             "train_minibatch_fn takes seven arguments and does a whole step for each batch: leave out "
             "backward_passes_per_step, or take two more arguments, backward_passes_per_step and batch_idx."
         )
+    recipe = Recipe.from_parameters(value)
+    recipe.check_schedule(scheduler, optimizer, value("epochs") or 1)
+    if minibatch is not None and (changes := ", ".join(replace(recipe, compile=None, channels_last=False).describe())):
+        raise ValueError(f"train_minibatch_fn does the whole step itself: leave out what changes it ({changes}).")
     parts = TorchParts(
         model=model,
         optimizer=optimizer,
@@ -179,6 +186,7 @@ def make_parts(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
         settings=() if value("sync") == "allreduce" else (f"sync={value('sync')}, inner_steps={value('inner_steps')}",),
         sync=value("sync"),
         inner_steps=value("inner_steps"),
+        recipe=recipe,
     )
     check_exchange(parts.compression, parts.sync)
     return parts, labels

@@ -42,6 +42,7 @@ from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows
 from spark_estimator.estimators.recovering_process import RecoveringProcess
 from spark_estimator.estimators.torch.epoch_means import EpochMeans
+from spark_estimator.estimators.torch.recipe import Stepper
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.torch.elastic.state import TorchState
@@ -158,8 +159,9 @@ class Commits:
         ended: a callback has ended the training.
     """
 
-    def __init__(self, state: RecoverableState, begun: BegunRun, division: Division) -> None:
+    def __init__(self, state: RecoverableState, begun: BegunRun, division: Division, stepper: Stepper) -> None:
         self._state = state
+        self._stepper = stepper
         self._begun = begun
         self._division = division
         self.ended = state.epochs.ended
@@ -171,13 +173,17 @@ class Commits:
     def step(self, done: int) -> None:
         """Commit after `done` batches of the epoch."""
         self._state.begun, self._state.steps, self._state.division = self._begun, done, self._division
-        self._state.commit()
+        self._commit()
 
     def end_epoch(self, progress: TrainingProgress, *, ended: bool) -> None:
         """Commit the end of an epoch."""
         self._note(progress, ended=ended)
         self._division = Division((), self._division.present)
         self._state.steps, self._state.division = 0, self._division
+        self._commit()
+
+    def _commit(self) -> None:
+        self._state.stepper = self._stepper.state_dict()
         self._state.commit()
 
     def _note(self, progress: TrainingProgress, *, ended: bool) -> None:
@@ -191,7 +197,7 @@ def train_with_recovery(training: RecoverableTraining, spec: TrainSpec) -> Train
         SumsOfRank(trainer.sums),
         model=trainer.model,
         optimizer=trainer.optimizer,
-        scheduler=spec.framework.scheduler,
+        stepper={},
         epochs=EndedEpochs(),
         steps=0,
         begun=None,
@@ -210,6 +216,7 @@ def train_with_recovery(training: RecoverableTraining, spec: TrainSpec) -> Train
         rank_run = training.begin(None if begun is None else begun.run, process.read)
         if begun is None:
             begun = BegunRun(rank_run.known, training.find_left_out(rank_run), process.count_most_ranks())
+        trainer.stepper.load_state_dict(state.stepper)
         trainer.take_size(state.rate_factor)
         state.rate_factor = trainer.rate_factor
         if within is not None:
@@ -217,7 +224,8 @@ def train_with_recovery(training: RecoverableTraining, spec: TrainSpec) -> Train
         present = rank_run.rows.make_leg(spec.batch_size, 0)
         division = Division((), present) if last is None else last.divide_again(state.steps, present)
         steps = state.steps if last is not None and last.present == present else 0
-        return training.run(rank_run, begun.leaving, steps, Commits(state, begun, division), division.earlier)
+        commits = Commits(state, begun, division, trainer.stepper)
+        return training.run(rank_run, begun.leaving, steps, commits, division.earlier)
 
     result: TrainResult | None = run_round(state)
     return result

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Array, Field
@@ -36,6 +36,8 @@ from spark_estimator.estimators.torch.rank_state import (
     set_rng_state,
     take_buffers,
 )
+from spark_estimator.estimators.torch.recipe import Stepper
+from spark_estimator.estimators.torch.skipped_steps import SkippedSteps
 from spark_estimator.estimators.torch.stepping import make_passes
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.log import get_logger
@@ -54,6 +56,7 @@ class Trainer:
         optimizer: as `wrap_optimizer` makes it.
         sums: over this rank's rows of the epoch so far.
         meter: counts the steps, for the display at the driver.
+        stepper: makes the steps.
         rate_factor: by which the learning rates are multiplied: the number of ranks, or 1.
     """
 
@@ -67,12 +70,33 @@ class Trainer:
         self._device = (
             torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if use_gpu else torch.device("cpu")
         )
-        self.model = self._parts.model.to(self._device)
+        self.model = self._move_model(self._parts.model)
         self.optimizer: Any = wrap_optimizer(self._parts, self.model, spec.backward_passes_per_step)
-        self.sums = EpochMeans(self._parts)
+        self.stepper = self._make_stepper()
+        self.sums = EpochMeans(self._parts, counts_skipped=self.stepper.may_skip)
+        self._skipped = (
+            SkippedSteps(self.sums, self.model, spec.fields, lambda batch: self._compute_loss(batch, list)[0].value)
+            if self._parts.recipe.skips
+            else None
+        )
         self._total: Total = list if self._parts.steps_locally else sum_over_ranks
         self._pending = 0  # backward passes since the last step
         self.rate_factor = 1
+
+    def _move_model(self, model: nn.Module) -> nn.Module:
+        """Return the model on the device, as the recipe has it."""
+        recipe = self._parts.recipe
+        model.to(self._device)
+        if recipe.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if recipe.compile is not None:
+            model.compile(**recipe.compile)
+        return model
+
+    def _make_stepper(self) -> Stepper:
+        parts = self._parts
+        scaler = torch.amp.GradScaler(self._device.type) if parts.precision == "fp16" else None
+        return Stepper(parts.recipe, self.optimizer, scaler, parts.scheduler, steps_locally=parts.steps_locally)
 
     def begin(self, seed: int, leaving: frozenset[int]) -> None:
         """Set the run's seed and the labels that losses leave out, before the first epoch.
@@ -111,12 +135,18 @@ class Trainer:
         if old == new:
             return []
         multiply_groups(self.optimizer.param_groups, new / old)
-        scheduler = self._parts.scheduler
+        scheduler = self.stepper.rates.scheduler
         return [] if scheduler is None else multiply_schedules([scheduler], new / old)
 
-    def step(self) -> None:
-        """Make one step."""
-        self.optimizer.step()
+    def step(self, epoch: int, done: int) -> None:
+        """Make one step, or skip it, after `done` batches of the epoch."""
+
+        def undo() -> None:
+            if self._skipped is not None:
+                self._skipped.undo(epoch, done)
+            self.sums.count_skipped()
+
+        self.stepper.step(undo)
         self.optimizer.zero_grad()
         self._pending = 0
 
@@ -129,12 +159,11 @@ class Trainer:
         """Return the content of a checkpoint: Horovod's `model` and `optimizer`, the scheduler, and the rates'
         factor.
         """
-        scheduler = self._parts.scheduler
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "rate_factor": self.rate_factor,
-            **({"scheduler": scheduler.state_dict()} if scheduler is not None else {}),
+            **self.stepper.state_dict(),
         }
 
     def pack_result(self, best: dict[str, Any] | None) -> bytes:
@@ -171,8 +200,7 @@ class Trainer:
         """
         self.model.load_state_dict(checkpoint.state["model"])
         self.optimizer.load_state_dict(checkpoint.state["optimizer"])
-        if self._parts.scheduler is not None and "scheduler" in checkpoint.state:
-            self._parts.scheduler.load_state_dict(checkpoint.state["scheduler"])
+        self.stepper.load_state_dict(checkpoint.state)
         self._rescale(checkpoint.state.get("rate_factor", 1), self.rate_factor)  # earlier versions multiplied none
         if len(checkpoint.ranks) == hvd.size():
             rank_state = checkpoint.ranks[hvd.rank()]
@@ -189,17 +217,6 @@ class Trainer:
         """
         self._within = state
 
-    def schedule(self, loss: float) -> None:
-        """Move the learning rate."""
-        scheduler = self._parts.scheduler
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            scheduler.step(loss)
-        elif scheduler is not None:
-            with warnings.catch_warnings():
-                # It looks for a step() that it has wrapped itself, in the driver's process.
-                warnings.filterwarnings("ignore", message=".*lr_scheduler.step|.*optimizer.step")
-                scheduler.step()
-
     def train(
         self,
         rows: EpochRows,
@@ -208,6 +225,7 @@ class Trainer:
         save: SaveWithin,
         commit: Callable[[int], None] | None = None,
         legs: Sequence[Mapping[str, Any]] = (),
+        end_batch: Callable[[int, float], None] | None = None,
     ) -> dict[str, Any]:
         """Train for one epoch. Return its averages over all rows.
 
@@ -217,9 +235,11 @@ class Trainer:
             commit: called with the number of batches done, before the first and after each step: what follows repeats
                 nothing of these. No collective happens between a step and this.
             legs: parts of the epoch that other ranks have done, before `first`. The rest has no checkpoints.
+            end_batch: called with each batch's number and loss.
         """
         spec = self._spec
         order = (self._seed, epoch) if spec.shuffle else None
+        whole = rows.make_plan(spec.batch_size, spec.train_steps).steps
         rows, most_steps = find_rest(rows, legs, order, spec.train_steps)
         self._enter(epoch)
         if commit is not None:
@@ -228,6 +248,7 @@ class Trainer:
         schedule, is_due = None if legs else make_schedule(spec), False
         self.optimizer.zero_grad()
         plan = rows.make_plan(spec.batch_size, most_steps)
+        self._begin_rates(epoch, whole, plan.steps - first)
         self.meter.begin_epoch(epoch, plan.steps, first, self.sums.rows)
         batches = rows.read_batches(spec.batch_size, most_steps, order, first)
         most = 1 if self._parts.minibatch is not None else spec.backward_passes_per_step
@@ -238,17 +259,23 @@ class Trainer:
         for done, part in enumerate(parts, first + 1):
             batch = part.batch
             if self._parts.minibatch is not None:
-                self.sums.add(*self._take_user_step(self._parts.minibatch, batch, done - 1), batch.rows)
+                loss, outputs, labels = self._take_user_step(self._parts.minibatch, batch, done - 1)
+                self.sums.add(loss, outputs, labels, batch.rows)
             else:
+                if self._skipped is not None and not self._pending:
+                    self._skipped.begin()
                 loss, outputs, labels = self._compute_loss(batch, part.total)
-                (loss.value * part.factor).backward()
+                is_finite = self._skipped is None or self._skipped.note(batch, loss.value, outputs)
+                self.stepper.differentiate(loss.value * part.factor, is_finite=is_finite)
                 self.sums.add(loss, outputs, labels, batch.rows)
                 self._pending += 1
                 if self._pending == spec.backward_passes_per_step:
-                    self.step()
+                    self.step(epoch, done)
             self.meter.end_step(batch.rows, self.sums.loss)
             if commit is not None and not self._pending:
                 commit(done)
+            if end_batch is not None:
+                end_batch(done - 1, float(loss.value.detach()))
             is_due = is_due or (schedule is not None and schedule.is_due())
             # A checkpoint has no gradients that wait for their step. After the last batch, the epoch's checkpoint
             # follows.
@@ -258,13 +285,27 @@ class Trainer:
                 schedule.restart()
                 is_due = False
         if self._pending:
-            self.step()
+            self.step(epoch, plan.steps)
             if commit is not None:
                 commit(plan.steps)
         result = self.sums.compute_averages()
         stored = rows if spec.has_stored_rows else None
         check_loss(result["loss"], epoch, stored, spec.fields, multiplied=not self._parts.rate_is_joint)
         return result
+
+    def _begin_rates(self, epoch: int, batches: int, left: int) -> None:
+        """Tell the schedule where it is.
+
+        Args:
+            batches: of a whole epoch.
+            left: of those, in this one.
+        """
+        recipe, passes = self._parts.recipe, self._spec.backward_passes_per_step
+        done, total = epoch, self._spec.epochs
+        if recipe.schedule is not None and recipe.schedule.by_step:
+            steps = -(-batches // passes)
+            done, total = (epoch + 1) * steps - -(-left // passes), total * steps
+        self.stepper.rates.begin_epoch(done, total, self.rate_factor)
 
     def _enter(self, epoch: int) -> None:
         """Seed the random number generators for an epoch, or restore what they were within it."""
@@ -295,6 +336,8 @@ class Trainer:
         tensors = [
             to_tensor(matrix, field).to(self._device) for matrix, field in zip(batch.matrices, spec.fields, strict=True)
         ]
+        if self._parts.recipe.channels_last:
+            tensors = [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in tensors]
         inputs, rest = tensors[: len(spec.inputs)], tensors[len(spec.inputs) :]
         return inputs, rest[: len(spec.labels)], rest[len(spec.labels)] if spec.weight is not None else None
 

@@ -117,7 +117,8 @@ class Training:
             epoch = len(progress.history)
             self._callbacks.call("on_epoch_begin", epoch)
             commit = None if commits is None else commits.step
-            averages = trainer.train(rank_run.rows, epoch, steps, save_within, commit, legs)
+            end_batch = self._callbacks.find_batch_end()
+            averages = trainer.train(rank_run.rows, epoch, steps, save_within, commit, legs, end_batch)
             steps, legs = 0, ()
             entry = self._make_entry(rank_run, epoch, averages)
             if commits is None:
@@ -145,7 +146,7 @@ class Training:
             entry["validation"] = trainer.evaluate(rank_run.held)
         trainer.meter.end_epoch(to_averages(entry))
         self.progress.add(entry, lambda: copy.deepcopy(trainer.model.state_dict()))
-        trainer.schedule(self.progress.get_loss(entry))
+        trainer.stepper.rates.end_epoch(entry, self.progress.get_loss(entry))
         return entry
 
     def _record(self, entry: dict[str, Any]) -> None:

@@ -19,11 +19,11 @@ from spark_estimator.estimators.inference.prediction_columns import OutputKind
 from spark_estimator.estimators.params import add_params
 from spark_estimator.estimators.rows.row_plan import RowPlan
 from spark_estimator.estimators.rows.shapes import Fields, Trial
-from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.torch.identity import compute_digest
+from spark_estimator.estimators.torch.recipe import Recipe
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.extensions.transformers.keywords import TransformersEstimatorKeywords
@@ -151,6 +151,9 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             rates = [name for name in ("learning_rate", "weight_decay") if self.isSet(name)]
             if rates:
                 raise ValueError(f"optimizer makes the optimizer: leave {' and '.join(rates)} out.")
+        schedule = Recipe.from_parameters(value).schedule
+        if value("lr_scheduler") is not None and (schedule is None or schedule.make is None):
+            raise TypeError("lr_scheduler must be a name, or a function of the optimizer, which the ranks make.")
         checks.check_labels(value)
         check_callbacks(value("callbacks"))
         check_generation(value("generation") or {})
@@ -166,11 +169,11 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             rate=value("learning_rate"),
             decay=value("weight_decay"),
             optimizer=value("optimizer"),
-            scheduler=value("lr_scheduler"),
             digest=texts.source.compute_digest(),
             compression=value("gradient_compression"),
             precision=value("mixed_precision"),
             callbacks=value("callbacks"),
+            recipe=Recipe.from_parameters(value),
         )
         return _TextTraining(parts, value("epochs"))
 
@@ -201,7 +204,7 @@ class _TextTraining:
         self.labels = ["labels"]
         self.recovers = True
         made = parts.make_parts()
-        advice.warn_of_schedule(made.scheduler, epochs)
+        parts.recipe.check_schedule(None, made.optimizer, epochs)
         assert isinstance(made.model, TextModule)
         if parts.task.task == "causal":
             check_causal(made.model)

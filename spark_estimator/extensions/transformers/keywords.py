@@ -14,6 +14,8 @@ from spark_estimator.estimators.keywords import (
     InferenceKeywords,
     PredictingArguments,
     PredictingKeywords,
+    RecipeArguments,
+    RecipeKeywords,
 )
 
 if TYPE_CHECKING:
@@ -21,13 +23,14 @@ if TYPE_CHECKING:
 
     import torch
     from pyspark.ml.param import Param
-    from torch.optim.lr_scheduler import LRScheduler
     from typing_extensions import Self, Unpack
 
     from spark_estimator.estimators.history import History
 
 
-class TransformersEstimatorArguments(CommonArguments, PredictingArguments, InferenceArguments, total=False):
+class TransformersEstimatorArguments(
+    CommonArguments, PredictingArguments, InferenceArguments, RecipeArguments, total=False
+):
     """Types of the parameters of `TransformersEstimator`."""
 
     model: Any
@@ -43,7 +46,8 @@ class TransformersEstimatorArguments(CommonArguments, PredictingArguments, Infer
     learning_rate: float
     weight_decay: float
     optimizer: Callable[[Any], torch.optim.Optimizer] | None
-    lr_scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None
+    lr_scheduler: str | Callable[..., Any] | Mapping[str, Any] | Any | None
+    gradient_clip_norm: float
     mixed_precision: str | None
     callbacks: Any
     nulls: str
@@ -51,7 +55,7 @@ class TransformersEstimatorArguments(CommonArguments, PredictingArguments, Infer
     generation: Mapping[str, Any] | None
 
 
-class TransformersEstimatorKeywords(CommonKeywords, PredictingKeywords, InferenceKeywords):
+class TransformersEstimatorKeywords(CommonKeywords, PredictingKeywords, InferenceKeywords, RecipeKeywords):
     """Parameters of `TransformersEstimator`."""
 
     model: Param[Any]
@@ -67,7 +71,8 @@ class TransformersEstimatorKeywords(CommonKeywords, PredictingKeywords, Inferenc
     learning_rate: Param[float]
     weight_decay: Param[float]
     optimizer: Param[Callable[[Any], torch.optim.Optimizer] | None]
-    lr_scheduler: Param[Callable[[torch.optim.Optimizer], LRScheduler] | None]
+    lr_scheduler: Param[Any]
+    gradient_clip_norm: Param[float]
     mixed_precision: Param[str | None]
     callbacks: Param[list[Any]]
     nulls: Param[str]
@@ -170,11 +175,11 @@ class TransformersEstimatorKeywords(CommonKeywords, PredictingKeywords, Inferenc
         return self._get(self.learning_rate)
 
     def setWeightDecay(self, value: float) -> Self:
-        """Set weight_decay: of AdamW."""
+        """Set weight_decay: of AdamW, for all parameters but biases and those of normalizations, as with the ..."""
         return self._set(weight_decay=value)
 
     def getWeightDecay(self) -> float:
-        """Return weight_decay: of AdamW."""
+        """Return weight_decay: of AdamW, for all parameters but biases and those of normalizations, as with the ..."""
         return self._get(self.weight_decay)
 
     def setOptimizer(self, value: Callable[[Any], torch.optim.Optimizer] | None) -> Self:
@@ -185,20 +190,28 @@ class TransformersEstimatorKeywords(CommonKeywords, PredictingKeywords, Inferenc
         """Return optimizer: a function from a list of parameters to a torch.optim optimizer, instead of AdamW."""
         return self._get(self.optimizer)
 
-    def setLrScheduler(self, value: Callable[[torch.optim.Optimizer], LRScheduler] | None) -> Self:
-        """Set lr_scheduler: a function from the optimizer to a scheduler, stepped after each epoch and not ..."""
+    def setLrScheduler(self, value: str | Callable[..., Any] | Mapping[str, Any] | Any | None) -> Self:
+        """Set lr_scheduler: 'linear', 'cosine' or 'constant', as Hugging Face defines them, or a function of ..."""
         return self._set(lr_scheduler=value)
 
-    def getLrScheduler(self) -> Callable[[torch.optim.Optimizer], LRScheduler] | None:
-        """Return lr_scheduler: a function from the optimizer to a scheduler, stepped after each epoch and not ..."""
+    def getLrScheduler(self) -> Any:
+        """Return lr_scheduler: 'linear', 'cosine' or 'constant', as Hugging Face defines them, or a function of ..."""
         return self._get(self.lr_scheduler)
 
+    def setGradientClipNorm(self, value: float) -> Self:
+        """Set gradient_clip_norm: the most that the norm of the whole gradient may be, as clip_grad_norm_ has ..."""
+        return self._set(gradient_clip_norm=value)
+
+    def getGradientClipNorm(self) -> float:
+        """Return gradient_clip_norm: the most that the norm of the whole gradient may be, as clip_grad_norm_ ..."""
+        return self._get(self.gradient_clip_norm)
+
     def setMixedPrecision(self, value: str | None) -> Self:
-        """Set mixed_precision: 'bf16': run forward passes under autocast; None: full precision."""
+        """Set mixed_precision: 'bf16' or 'fp16': run forward passes under autocast."""
         return self._set(mixed_precision=value)
 
     def getMixedPrecision(self) -> str | None:
-        """Return mixed_precision: 'bf16': run forward passes under autocast; None: full precision."""
+        """Return mixed_precision: 'bf16' or 'fp16': run forward passes under autocast."""
         return self._get(self.mixed_precision)
 
     def setCallbacks(self, value: Any) -> Self:

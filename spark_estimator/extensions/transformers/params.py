@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from spark_estimator.estimators import checks, params
@@ -12,6 +12,8 @@ from spark_estimator.estimators.torch import params as torch_params
 
 TASKS = ("causal", "classification", "token_classification")
 _SHARED = {row.name: row for row in params.SHARED}
+#: Those of transformers' Trainer.
+_DEFAULTS: Mapping[str, Any] = {"lr_scheduler": "linear", "gradient_clip_norm": 1.0}
 _OF_TORCH = {row.name: row for row in torch_params.ESTIMATOR}
 
 
@@ -31,19 +33,6 @@ def check_lora(name: str, value: Any) -> dict[str, Any] | None:
             f"{name} must be a dict of the arguments of peft.LoraConfig, such as {{'r': 8}}; got {value!r}."
         )
     return None if value is None else checks.check_dict(name, dict(value))
-
-
-def check_not_negative(name: str, value: Any) -> float:
-    """Return a number that is 0 or more; None is 0."""
-    if value is None:
-        return 0.0
-    text = f"{name} must be a number, 0 or more; got {value!r}."
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(text)
-    number = float(value)
-    if not 0 <= number < float("inf"):
-        raise ValueError(text)
-    return number
 
 
 _TASK = Row(
@@ -140,7 +129,13 @@ ESTIMATOR = (
         "of a step of all processes; not multiplied by their number",
         "float",
     ),
-    Row("weight_decay", 0.0, check_not_negative, "of AdamW", "float"),
+    Row(
+        "weight_decay",
+        0.0,
+        checks.check_not_negative,
+        "of AdamW, for all parameters but biases and those of normalizations, as with the Trainer",
+        "float",
+    ),
     Row(
         "optimizer",
         None,
@@ -148,14 +143,7 @@ ESTIMATOR = (
         "a function from a list of parameters to a torch.optim optimizer, instead of AdamW",
         "Callable[[Any], torch.optim.Optimizer] | None",
     ),
-    Row(
-        "lr_scheduler",
-        None,
-        checks.check_function,
-        "a function from the optimizer to a scheduler, stepped after each epoch and not after each batch: its "
-        "num_training_steps is a number of epochs; None: none",
-        "Callable[[torch.optim.Optimizer], LRScheduler] | None",
-    ),
+    *(replace(row, default=_DEFAULTS[row.name]) if row.name in _DEFAULTS else row for row in torch_params.RECIPE),
     _OF_TORCH["mixed_precision"],
     _OF_TORCH["callbacks"],
     *(
@@ -188,6 +176,7 @@ WITHOUT: Mapping[str, Any] = {
     "buffer_bytes": None,
     "cache_bytes": None,
     "categories": None,
+    "channels_last": False,
     "decoders": None,
     "feature_cols": None,
     "input_shapes": None,

@@ -14,10 +14,14 @@ from spark_estimator.collectives import launcher_link
 from spark_estimator.estimators.torch import training
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.rank_state import seed_start
+from spark_estimator.estimators.torch.recipe import Recipe
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.extensions.transformers.module import TextModule, make_net
 from spark_estimator.extensions.transformers.pretrained import Pretrained, silence_warnings
 from spark_estimator.extensions.transformers.task import TextTask
+
+# Trainer.get_decay_parameter_names of transformers has them.
+_NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
 def _describe_no_targets(task: TextTask) -> str:
@@ -41,9 +45,8 @@ class TextParts:
         tokenizer: of the model.
         rate, decay: of AdamW.
         optimizer: makes another optimizer of parameters; None: AdamW.
-        scheduler: makes a scheduler of the optimizer; None: there is none.
         digest: of the pretrained model, which a run that resumes must have, too; empty: any is right.
-        compression, precision, callbacks: as `TorchParts` has them.
+        compression, precision, callbacks, recipe: as `TorchParts` has them.
     """
 
     source: Pretrained
@@ -52,8 +55,8 @@ class TextParts:
     tokenizer: Any
     rate: float
     decay: float
+    recipe: Recipe
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
-    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     digest: str = ""
     compression: Any = None
     precision: str | None = None
@@ -70,9 +73,8 @@ class TextParts:
             TypeError: a function did not return an optimizer.
         """
         module = self.make_module()
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        make = self.optimizer or self._make_adam
-        optimizer = make(trained)
+        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        optimizer = self.optimizer(list(trained.values())) if self.optimizer else self._make_adam(module, trained)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
                 f"optimizer must be a function that returns a torch.optim optimizer; it returned {optimizer!r}."
@@ -83,10 +85,10 @@ class TextParts:
             losses=[nn.CrossEntropyLoss()],
             loss_weights=[1.0],
             metrics=[[accuracy] if self.task.task == "classification" else []],
-            scheduler=None if self.scheduler is None else self.scheduler(optimizer),
             compression=self.compression,
             precision=self.precision,
             callbacks=self.callbacks,
+            recipe=self.recipe,
             labels=["labels"],
             rate_is_joint=True,
             settings=(
@@ -99,8 +101,16 @@ class TextParts:
             returns_optimizer=False,  # of the whole training module, which the result does not have
         )
 
-    def _make_adam(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=self.rate, weight_decay=self.decay)
+    def _make_adam(self, module: nn.Module, trained: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimizer that the Trainer makes: biases and normalizations do not decay."""
+        from transformers.trainer_pt_utils import get_parameter_names
+
+        decayed = set(get_parameter_names(module, [nn.LayerNorm], _NOT_DECAYED))
+        groups = [
+            {"params": [trained[name] for name in trained if (name in decayed) == decays], "weight_decay": decay}
+            for decays, decay in ((True, self.decay), (False, 0.0))
+        ]
+        return torch.optim.AdamW([group for group in groups if group["params"]], lr=self.rate)
 
 
 def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         (
             {"callbacks": [print]},
             TypeError,
-            "callbacks must contain objects with .* on_train_begin, on_epoch_begin, on_epoch_end, on_train_end, .*"
+            "callbacks must contain objects with .* on_train_begin, on_epoch_begin, on_batch_end, on_epoch_end, .*"
             "; got <built-in function print>",
         ),
         ({"callbacks": [Callback]}, TypeError, r"got the class Callback; pass an instance: Callback\("),
@@ -76,6 +76,49 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
             "run_id must name a folder; got '../other'",
         ),
         ({"metrics": [[], []]}, ValueError, r"metrics\[0\] has 0 functions for 1 label columns"),
+        (
+            {"gradient_clip_norm": 1, "gradient_clip_value": 0.5},
+            ValueError,
+            "gradient_clip_norm=1.0 and gradient_clip_value=0.5 were both given: set one of them to 0",
+        ),
+        (
+            {"gradient_clip_norm": 1, "train_minibatch_fn": lambda a, b, c, d, e, f, g: None},
+            ValueError,
+            r"train_minibatch_fn does the whole step itself: leave out what changes it \(clip_norm=1.0\)",
+        ),
+        ({"compile": {"mood": "fast"}}, ValueError, "torch.compile has no argument 'mood'"),
+        (
+            {"lr_scheduler": "cosin"},
+            ValueError,
+            "must be one of 'linear', 'cosine', 'constant'; .*; got 'cosin'",
+        ),
+        (
+            {"lr_scheduler": {"scheduler": "linear", "every": 2}},
+            ValueError,
+            "must be one of .*; got {'every",
+        ),
+        (
+            {"lr_scheduler": torch.optim.lr_scheduler.StepLR},
+            TypeError,
+            "got the class StepLR; pass an instance: StepLR",
+        ),
+        ({"lr_scheduler": lambda _: None}, TypeError, "must return a scheduler of torch.optim; it returned None"),
+        ({"warmup_steps": 5}, ValueError, "warmup_steps=5 needs one of the schedules by name"),
+        (
+            {"lr_scheduler": "linear", "warmup_steps": 5, "warmup_ratio": 0.1},
+            ValueError,
+            "warmup_steps=5 and warmup_ratio=0.1: set one of them",
+        ),
+        (
+            {"lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau, "interval": "step"}},
+            TypeError,
+            "got the class ReduceLROnPlateau",
+        ),
+        (
+            {"lr_scheduler": {"scheduler": "linear", "monitor": "train.loss"}},
+            ValueError,
+            "a LambdaLR does not move linear, warmup_ratio=0.0 by step, of train.loss: ReduceLROnPlateau moves",
+        ),
         ({"backend": SparkBackend(), "num_proc": 2}, ValueError, "num_proc and backend can't be combined"),
     ],
 )

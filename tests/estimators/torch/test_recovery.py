@@ -24,7 +24,9 @@ from spark_estimator.collectives import rendezvous
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.estimators.rank_run import KnownRun
+from spark_estimator.estimators.torch.recipe import Recipe
 from spark_estimator.estimators.torch.recovery import BegunRun, EndedEpochs
+from spark_estimator.estimators.torch.schedules import read_schedule
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 from tests.ranks import run_ranks
@@ -83,6 +85,60 @@ def test_kills_leave_the_numbers_of_an_undisturbed_training(folder: str) -> None
     assert [Path(folder, f"killed-{number}").exists() for number in range(4)] == [True] * 4
     assert json.loads(results[0][0]) == json.loads(undisturbed[0])
     assert results[0][1] == undisturbed[1]
+
+
+class Spoiled(Killing):
+    """Is no number where a label is large: in some batches of either rank, in each epoch."""
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        loss = super().forward(output, label)
+        return loss * float("nan") if torch.is_grad_enabled() and bool((label > 5.0).any()) else loss
+
+
+def with_all_switches(folder: str, kills: list[tuple[int, int, bool]], **changed: Any) -> Any:
+    torch.set_num_threads(1)
+    values = {"lr_scheduler": "cosine", "warmup_steps": 4, "warmup_ratio": 0.0}
+    recipe = Recipe(clip_norm=0.5, schedule=read_schedule(values.__getitem__)[0], skips=True)
+    loss = Spoiled(folder, kills)
+    result = trained(folder, loss=loss, parts={"recipe": recipe, "precision": "fp16"}, **changed)
+    return None if result is None else (json.dumps(result.history), result.state)
+
+
+class Stopping(Spoiled):
+    """Raises at a batch of training, on all ranks."""
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        loss = super().forward(output, label)
+        if torch.is_grad_enabled() and self._calls[True] == self._kills[0][1]:
+            raise InterruptedError
+        return loss
+
+
+def resumed_with_all_switches(rank: int, folder: str) -> Any:
+    whole = with_all_switches(folder, [], run_id="undisturbed")
+    spoiled = globals()["Spoiled"]
+    try:
+        for at in (16, 4):  # within the second epoch, and in the first one after that
+            globals()["Spoiled"] = Stopping
+            with pytest.raises(InterruptedError):
+                with_all_switches(folder, [(-1, at, True)])
+    finally:
+        globals()["Spoiled"] = spoiled
+    return whole, with_all_switches(folder, [])
+
+
+@pytest.mark.slow
+def test_kills_and_resumes_leave_the_numbers_with_every_switch_on(folder: str) -> None:
+    undisturbed, resumed = run_ranks(2, resumed_with_all_switches, 240, args=(folder,))[0]
+    history = json.loads(undisturbed[0])
+    assert all(0 < entry["train"]["skipped_steps"] < 6 for entry in history), history
+    assert json.loads(resumed[0]) == history and resumed[1] == undisturbed[1]
+    kills = [(1, 3, True), (1, 9, True), (0, 20, True)]
+    terms = Terms(2, 2, replace=True, reset_limit=4)
+    options = JobOptions(args=(folder, kills), kwargs={"run_id": "killed"})
+    results = run_elastic_local(with_all_switches, terms, options)
+    assert [Path(folder, f"killed-{number}").exists() for number in range(3)] == [True] * 3
+    assert json.loads(results[0][0]) == history and results[0][1] == undisturbed[1]
 
 
 @pytest.mark.slow

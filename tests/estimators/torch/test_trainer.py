@@ -134,7 +134,8 @@ def fitted(path: str, make: Callable[[torch.optim.Optimizer], dict[str, Any]], *
         make: more of `TorchParts`, for the optimizer.
     """
     net, optimizer = net_of(RATE)
-    parts = TorchParts(net, optimizer, [nn.MSELoss()], [1.0], [[]], **make(optimizer))
+    usual = {"model": net, "optimizer": optimizer, "losses": [nn.MSELoss()], "loss_weights": [1.0], "metrics": [[]]}
+    parts = TorchParts(**{**usual, **make(optimizer)})
     source = FileRows(find_files(path), RowEncoder(("x", "y"), (X, Y)))
     return train(spec_of(**{"source": source, "batch_size": ROWS, "epochs": 4, "framework": parts, **changed}))
 

@@ -134,6 +134,8 @@ def test_packed_texts_are_trained_on_as_one_process_would(causal_folder: str, sp
     made = estimator(
         model=causal_folder,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        lr_scheduler="constant",
+        gradient_clip_norm=0,
         max_length=24,
         batch_size=100,
         epochs=3,
@@ -223,6 +225,11 @@ def test_arguments_of_lora_may_be_a_config() -> None:
         ({"labels": ["a", "b", "c"], "model": "object"}, DataError, "the model has 2 classes, and the column 'kind' 3"),
         ({"lora": {"r": 2}, "model": "object"}, ValueError, "lora needs model to be a folder or a name on the Hugging"),
         ({"optimizer": torch.optim.SGD, "weight_decay": 0.1}, ValueError, "leave weight_decay out"),
+        (
+            {"lr_scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(nn.Linear(1, 1).parameters()), 1)},
+            TypeError,
+            "lr_scheduler must be a name, or a function of the optimizer, which the ranks make",
+        ),
         ({"max_length": 100}, DataError, "max_length=100 is more than the 64 tokens that the model takes"),
         ({"checkpoint_every_steps": 5}, ValueError, "checkpoint_every_steps needs a store"),
         ({"validation": "no"}, DataError, "validation='no': the DataFrame has no column 'no'"),

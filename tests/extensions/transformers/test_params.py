@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from spark_estimator.estimators.checks import check_not_negative
 from spark_estimator.extensions.transformers import params
-from spark_estimator.extensions.transformers.params import check_lora, check_not_negative, check_task
+from spark_estimator.extensions.transformers.params import check_lora, check_task
 
 
 @pytest.mark.parametrize("value", [None, *params.TASKS])

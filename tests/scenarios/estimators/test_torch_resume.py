@@ -53,7 +53,9 @@ def trained(folder: str, **changed: Any) -> Any:
 
     net = network(changed.pop("between", nn.ReLU))
     optimizer = changed.pop("optimizer", torch.optim.Adam)(net.parameters(), lr=changed.pop("lr", 0.01))
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+    more = changed.pop("parts", None) or {
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+    }
     loss = changed.pop("loss", None) or Interrupting(changed.pop("interrupted", None))
     x, y = Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)), Field(("y",), ("c1",), (1,), "float32", ())
     rows = find_files(f"{folder}/{changed.pop('rows', 'rows')}.parquet")
@@ -76,7 +78,7 @@ def trained(folder: str, **changed: Any) -> Any:
         "checkpoint_steps": 3,
         "run_id": "run",
         "source": FileRows(rows, RowEncoder(("x", "y"), (x, y))),
-        "framework": TorchParts(net, optimizer, [loss], [1.0], [[nn.L1Loss()]], scheduler),
+        "framework": TorchParts(net, optimizer, [loss], [1.0], [[nn.L1Loss()]], **more),
     }
     return train(TrainSpec(**{**parameters, **changed}))
 

@@ -1,0 +1,206 @@
+"""What users choose of a training's steps, and how each is made of the joint gradient: clipped, scaled or skipped."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.torch.advice import warn_of_schedule
+from spark_estimator.estimators.torch.schedules import Rates, Schedule, check_movement, read_schedule, try_schedule
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a training makes its steps.
+
+    Attributes:
+        clip_norm: the most that the norm of the whole gradient may be; 0: any.
+        clip_value: the most that an element of it may be; 0: any.
+        schedule: how the learning rate moves; None: it stays, or the scheduler that the user has made moves by epoch.
+        skips: leave out steps whose joint gradient is not finite.
+        compile: arguments of torch.compile; None: the model is not compiled.
+        channels_last: the memory format of weights and inputs of images.
+    """
+
+    clip_norm: float = 0.0
+    clip_value: float = 0.0
+    schedule: Schedule | None = None
+    skips: bool = False
+    compile: Mapping[str, Any] | None = None
+    channels_last: bool = False
+
+    @classmethod
+    def from_parameters(cls, value: Callable[[str], Any]) -> Recipe:
+        """Return the recipe that an estimator's parameters describe.
+
+        Args:
+            value: returns a parameter by its name.
+
+        Raises:
+            ValueError: parameters contradict each other.
+        """
+        recipe = cls(
+            clip_norm=value("gradient_clip_norm"),
+            clip_value=value("gradient_clip_value"),
+            schedule=read_schedule(value)[0],
+            skips=value("on_nonfinite") == "skip",
+            compile=_read_compile(value("compile")),
+            channels_last=value("channels_last"),
+        )
+        if recipe.clip_norm and recipe.clip_value:
+            raise ValueError(
+                f"gradient_clip_norm={recipe.clip_norm} and gradient_clip_value={recipe.clip_value} were both given: "
+                "set one of them to 0."
+            )
+        return recipe
+
+    def check_schedule(self, scheduler: Any, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+        """Check the schedule on the driver; warn of one that is made for another number of steps.
+
+        Args:
+            scheduler: if the user has made it.
+            optimizer: stays as it is.
+
+        Raises:
+            TypeError, ValueError: the schedule makes no scheduler, or one that cannot move that way.
+        """
+        if self.schedule is not None:
+            scheduler = scheduler or try_schedule(self.schedule, optimizer, epochs)
+            check_movement(self.schedule, scheduler)
+        if self.schedule is None or not self.schedule.by_step:
+            warn_of_schedule(scheduler, epochs)
+
+    def describe(self) -> list[str]:
+        """Return ``name=value`` for each choice that is not the default, which a run that resumes must have, too."""
+        return [f"{item.name}={value}" for item in fields(self) if (value := getattr(self, item.name)) != item.default]
+
+
+#: So many skipped steps in a row are an error. A scaler begins with a scale that halves with each of the first ones.
+MOST_SKIPPED = 25
+#: A step is the optimizer's own.
+PLAIN = Recipe()
+
+
+def _read_compile(value: bool | Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the arguments of torch.compile.
+
+    Raises:
+        ValueError: it does not take one of them.
+    """
+    if isinstance(value, bool):
+        return {} if value else None
+    unknown = value.keys() - (inspect.signature(torch.compile).parameters.keys() - {"model"})
+    if unknown:
+        raise ValueError(f"compile={value!r}: torch.compile has no argument {sorted(unknown)[0]!r}.")
+    return value
+
+
+class Stepper:
+    """Makes the steps of one training.
+
+    Attributes:
+        rates: of the optimizer.
+        may_skip: steps whose gradient is not finite are skipped.
+
+    Args:
+        optimizer: as `wrap_optimizer` makes it.
+        scaler: of the loss; None: it is not scaled.
+        scheduler: as of `Rates`.
+        steps_locally: each rank steps by its own gradients, so that it clips these.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        optimizer: Any,
+        scaler: torch.amp.GradScaler | None = None,
+        scheduler: Any = None,
+        *,
+        steps_locally: bool,
+    ) -> None:
+        self.rates = Rates(recipe.schedule, scheduler, optimizer)
+        self.may_skip = recipe.skips or scaler is not None
+        self._recipe = recipe
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._steps_locally = steps_locally
+        self._skipped = 0  # in a row
+
+    def differentiate(self, loss: torch.Tensor, *, is_finite: bool = True) -> None:
+        """Run a backward pass, at the end of the last one of a step with the exchange.
+
+        Args:
+            is_finite: False: the gradient becomes NaN, so that all ranks see it without a further message.
+        """
+        if not is_finite:
+            loss = loss * math.nan
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()
+
+    def step(self, undo: Callable[[], None]) -> None:
+        """Make a step, and move the rates; or skip both, the same on ranks that step together. A collective.
+
+        Args:
+            undo: is called first where the step is skipped.
+
+        Raises:
+            DataError: too many steps were skipped in a row.
+        """
+        is_made = self._step(undo)
+        self.rates.end_step(taken=is_made)
+        self._skipped = 0 if is_made else self._skipped + 1
+        if self._skipped >= MOST_SKIPPED:
+            raise DataError(
+                f"{self._skipped} steps in a row were skipped, because the gradient was NaN or infinite: lower the "
+                "learning rate, or remove the rows that the messages above name."
+            )
+
+    def _step(self, undo: Callable[[], None]) -> bool:
+        recipe, optimizer = self._recipe, self._optimizer
+        if not (self.may_skip or recipe.clip_norm or recipe.clip_value):
+            optimizer.step()
+            return True
+        exchanged: Any = contextlib.nullcontext()
+        if not self._steps_locally:
+            optimizer.synchronize()  # an epoch's last step may have too few passes to exchange by itself
+            exchanged = optimizer.skip_synchronize()
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+            self._scaler.update()
+        parameters = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        is_finite = True
+        if self.may_skip and parameters:
+            gradients = [each.grad for each in parameters]
+            is_finite = bool(torch.nn.utils.get_total_norm(gradients, math.inf).isfinite())
+        if not is_finite:
+            undo()
+            # A step without gradients changes nothing, and is a step to what counts them: recovery, local steps.
+            for each in parameters:
+                each.grad = None
+        elif recipe.clip_value:
+            torch.nn.utils.clip_grad_value_(parameters, recipe.clip_value)
+        elif recipe.clip_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, recipe.clip_norm)
+        with exchanged:
+            optimizer.step()
+        return is_finite
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for `load_state_dict`, also of another process."""
+        more = {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
+        return {**self.rates.state_dict(), **more, **({"skipped": self._skipped} if self.may_skip else {})}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        self.rates.load_state_dict(state)
+        self._skipped = state.get("skipped", 0)
+        if self._scaler is not None and "scaler" in state:
+            self._scaler.load_state_dict(dict(state["scaler"]))

@@ -1,0 +1,279 @@
+"""Schedules of the learning rate: Hugging Face's by name, and any of PyTorch's, moved after steps or after epochs."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from spark_estimator.estimators.checks import describe_value
+from spark_estimator.torch.rates import multiply_groups, multiply_schedules
+
+#: What a rate is multiplied with after the warm-up, at a share of the steps that follow it.
+_CURVES: dict[str, Callable[[float], float]] = {
+    "linear": lambda share: 1.0 - share,
+    "cosine": lambda share: 0.5 * (1.0 + math.cos(math.pi * share)),
+    "constant": lambda share: 1.0,
+}
+_FORMS = (
+    f"one of {', '.join(map(repr, _CURVES))}; a scheduler of torch.optim; a function of the optimizer, or of the "
+    "optimizer and the number of steps; or a dict of one of these ('scheduler'), and 'interval' ('step' or 'epoch') or "
+    "'monitor'"
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How learning rates move.
+
+    Attributes:
+        make: makes the scheduler of an optimizer and a number of steps, or of epochs; None: the user has made it.
+        counts: `make` depends on that number.
+        by_step: it moves after each step; False: after each epoch.
+        monitor: the number of an epoch that a ReduceLROnPlateau looks at, such as "validation.loss"; empty: the loss of
+            validation, or without one of training.
+        label: names it, for the identity of a run.
+    """
+
+    make: Callable[[Any, int], Any] | None
+    counts: bool = False
+    by_step: bool = False
+    monitor: str = ""
+    label: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.label} by {'step' if self.by_step else 'epoch'}{self.monitor and f', of {self.monitor}'}"
+
+
+def check_schedule(name: str, value: Any) -> Any:
+    """Return a value for ``lr_scheduler``, which is not a name or a key that means nothing."""
+    inner = value
+    if isinstance(value, Mapping):
+        inner = value.get("scheduler")
+        if value.keys() - {"scheduler", "interval", "monitor"} or value.get("interval", "step") not in (
+            "step",
+            "epoch",
+        ):
+            raise ValueError(f"{name} must be {_FORMS}; got {describe_value(value)}.")
+    if (value is not None and inner is None) or (isinstance(inner, str) and inner not in _CURVES):
+        raise ValueError(f"{name} must be {_FORMS}; got {describe_value(value)}.")
+    return value
+
+
+def read_schedule(value: Callable[[str], Any]) -> tuple[Schedule | None, Any]:
+    """Return the schedule that an estimator's parameters describe, and the scheduler if the user has made it.
+
+    Args:
+        value: returns a parameter by its name.
+
+    Raises:
+        TypeError, ValueError: it is none, or something does not belong to it.
+    """
+    choice, steps, ratio = value("lr_scheduler"), value("warmup_steps"), value("warmup_ratio")
+    options = dict(choice) if isinstance(choice, Mapping) else {"scheduler": choice}
+    inner, monitor = options["scheduler"], options.get("monitor", "")
+    warmup = f"warmup_{'steps' if steps else 'ratio'}={steps or ratio}"
+    if (steps or ratio) and not isinstance(inner, str):
+        raise ValueError(
+            f"{warmup} needs one of the schedules by name: lr_scheduler={' or '.join(map(repr, _CURVES))}."
+        )
+    if (steps and ratio) or ratio >= 1:
+        raise ValueError(f"warmup_steps={steps} and warmup_ratio={ratio}: set one of them, a ratio below 1.")
+    if inner is None:
+        return None, None
+    if isinstance(inner, str):
+        schedule = Schedule(functools.partial(_make_curve, inner, steps, ratio), True, True, label=f"{inner}, {warmup}")
+    elif hasattr(inner, "step") and not isinstance(inner, type):
+        if inner is choice:
+            return None, inner
+        schedule = Schedule(None, label=type(inner).__qualname__)
+    elif callable(inner) and not isinstance(inner, type):
+        counts = _count_arguments(inner) > 1
+        schedule = Schedule(inner if counts else _OfOptimizer(inner), counts, counts, label=_get_name(inner))
+    else:
+        raise TypeError(f"lr_scheduler must be {_FORMS}; got {describe_value(inner, 'optimizer, ...')}.")
+    by_step = options["interval"] == "step" if "interval" in options else schedule.by_step
+    schedule = Schedule(schedule.make, schedule.counts, by_step, monitor, schedule.label)
+    return schedule, None if schedule.make is not None else inner
+
+
+@dataclass(frozen=True)
+class _OfOptimizer:
+    """Calls a function of the optimizer alone."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, optimizer: Any, count: int) -> Any:
+        return self.function(optimizer)
+
+
+def _count_arguments(function: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    return sum(parameter.default is parameter.empty and parameter.kind < 2 for parameter in parameters)
+
+
+def _get_name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _make_curve(name: str, warmup: int, ratio: float, optimizer: Any, total: int) -> LambdaLR:
+    """Return a schedule as transformers' function of that name makes it."""
+    warm = warmup or math.ceil(total * ratio)
+
+    def find_factor(step: int) -> float:
+        if step < warm:
+            return step / max(1, warm)
+        return max(0.0, _CURVES[name](min(1.0, (step - warm) / max(1, total - warm))))
+
+    return LambdaLR(optimizer, find_factor)
+
+
+def try_schedule(schedule: Schedule, optimizer: torch.optim.Optimizer, epochs: int) -> Any:
+    """Return a scheduler of a copy of the optimizer, whose rates stay as they are: what a rank will have.
+
+    Raises:
+        TypeError, ValueError: a function does not return a scheduler, or one that cannot be moved that way.
+    """
+    other = copy.copy(optimizer)
+    other.param_groups = [dict(group) for group in optimizer.param_groups]
+    scheduler = None if schedule.make is None else schedule.make(other, 1000 if schedule.by_step else epochs)
+    if schedule.make is not None and not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+        raise TypeError(
+            f"lr_scheduler must return a scheduler of torch.optim; it returned {describe_value(scheduler)}."
+        )
+    return scheduler
+
+
+def check_movement(schedule: Schedule, scheduler: Any) -> None:
+    """Raise ValueError for a ReduceLROnPlateau that moves by steps, and for another one that looks at a number."""
+    is_plateau = isinstance(scheduler, ReduceLROnPlateau)
+    if (is_plateau and schedule.by_step) or (schedule.monitor and not is_plateau):
+        raise ValueError(
+            f"lr_scheduler: a {type(scheduler).__name__} does not move {schedule}: ReduceLROnPlateau moves by epoch, "
+            "and no other looks at a number ('monitor')."
+        )
+
+
+class Rates:
+    """Moves the learning rates of one training.
+
+    Attributes:
+        scheduler: of the optimizer; None: there is none, or it is not made yet.
+
+    Args:
+        scheduler: if the user has made it.
+    """
+
+    def __init__(self, schedule: Schedule | None, scheduler: Any, optimizer: Any) -> None:
+        self.scheduler = scheduler
+        self._schedule = schedule or (None if scheduler is None else Schedule(None))
+        self._optimizer = optimizer
+        self._made: tuple[int, int] = (0, 1)  # for how many steps, and for which factor
+        self._unmoved = 0  # steps after which it was not moved
+        self._loaded: dict[str, Any] | None = None
+
+    def begin_epoch(self, done: int, total: int, factor: int) -> None:
+        """Make the scheduler; again if the number of steps has changed, with the ranks or the epochs.
+
+        Args:
+            done: steps, or epochs, before this one.
+            total: of the training.
+            factor: by which rates are multiplied.
+        """
+        schedule, loaded, self._loaded = self._schedule, self._loaded, None
+        if schedule is None or schedule.make is None:
+            return
+        wanted = (total if schedule.counts else 0, factor)
+        if loaded is None and self.scheduler is not None and wanted[0] == self._made[0]:
+            self._made = wanted
+            return
+        groups = self._optimizer.param_groups
+        now = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group.get("initial_lr", group["lr"])
+        if factor != 1:
+            multiply_groups(groups, 1 / factor)
+        self.scheduler = schedule.make(self._optimizer, total)
+        if factor != 1:
+            multiply_groups(groups, factor)
+            multiply_schedules([self.scheduler], factor)
+        if loaded is not None and (self._made == wanted or isinstance(self.scheduler, ReduceLROnPlateau)):
+            self.scheduler.load_state_dict(loaded)
+            multiply_schedules([self.scheduler], factor / self._made[1])
+            for group, rate in zip(groups, now, strict=True):
+                group["lr"] = rate
+        else:
+            for _ in range(done - self._unmoved):
+                self._move()
+        self._made = wanted
+
+    def end_step(self, *, taken: bool) -> None:
+        """Move the rates after a step."""
+        schedule = self._schedule
+        if schedule is None or not schedule.by_step:
+            return
+        if taken:
+            self._move()
+        else:
+            self._unmoved += 1
+
+    def end_epoch(self, entry: Mapping[str, Any], loss: float) -> None:
+        """Move the rates after an epoch.
+
+        Args:
+            entry: of the history.
+            loss: that is watched where nothing else is.
+        """
+        schedule = self._schedule
+        if schedule is None or schedule.by_step or self.scheduler is None:
+            return
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(find_number(entry, schedule.monitor) if schedule.monitor else loss)
+        else:
+            self._move()
+
+    def _move(self) -> None:
+        with warnings.catch_warnings():
+            # It looks for a step() that it has wrapped itself, in the driver's process.
+            warnings.filterwarnings("ignore", message=".*lr_scheduler.step|.*optimizer.step")
+            self.scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for `load_state_dict`, also of another process."""
+        if self.scheduler is None:
+            return {}
+        return {"scheduler": self.scheduler.state_dict(), "schedule": [*self._made, self._unmoved]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state. That of a scheduler that is still to be made is used then."""
+        if "scheduler" not in state:
+            return
+        *made, self._unmoved = state.get("schedule", (0, 1, 0))
+        content = copy.deepcopy(state["scheduler"])
+        if self._schedule is not None and self._schedule.make is not None:
+            self._made, self._loaded = (made[0], made[1]), content
+        elif self.scheduler is not None:
+            self.scheduler.load_state_dict(content)
+
+
+def find_number(entry: Mapping[str, Any], name: str) -> float:
+    """Return a number of an epoch: "train.loss", "validation.accuracy".
+
+    Raises:
+        KeyError: the entry of the history has none of this name.
+    """
+    part, _, key = name.partition(".")
+    results = entry[part]
+    number: float = results["loss"] if key == "loss" else results["metrics"][key]
+    return number

@@ -1,0 +1,106 @@
+"""Steps that are skipped because a gradient is not finite: undoes what they have changed, and names rank and rows."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from spark_estimator.collectives import context
+from spark_estimator.data.fields import Field
+from spark_estimator.data.rank.epoch_rows import Batch
+from spark_estimator.estimators.rank_run import find_not_finite
+from spark_estimator.estimators.torch.epoch_means import EpochMeans
+from spark_estimator.estimators.torch.losses import Tensors
+from spark_estimator.estimators.torch.rank_state import get_rng_state, set_rng_state
+from spark_estimator.observe.driver_log import log_to_driver
+
+# Of a process: what follows is counted in the history.
+_MOST_REPORTS = 10
+
+
+class SkippedSteps:
+    """The batches of the present step, and what this rank had before them.
+
+    Args:
+        sums: of the epoch.
+        compute: (batch) returns its loss, without a collective.
+    """
+
+    def __init__(
+        self, sums: EpochMeans, model: nn.Module, fields: Sequence[Field], compute: Callable[[Batch], torch.Tensor]
+    ) -> None:
+        self._sums = sums
+        self._model = model
+        self._fields = fields
+        self._compute = compute
+        self._before: tuple[torch.Tensor, list[torch.Tensor]] = torch.empty(0), []
+        self._batches: list[tuple[Batch, float, Tensors]] = []
+        self._reports = 0
+
+    def begin(self) -> None:
+        """Keep what the batches of a step change besides gradients: sums, and buffers such as running means."""
+        self._before = self._sums.sums.clone(), [buffer.clone() for buffer in self._list_buffers()]
+        self._batches = []
+
+    def note(self, batch: Batch, loss: torch.Tensor, outputs: Tensors) -> bool:
+        """Note a batch of the step. Return whether its loss is finite."""
+        value = float(loss.detach())
+        self._batches.append((batch, value, [output.detach() for output in outputs]))
+        return math.isfinite(value) or not batch.rows
+
+    def undo(self, epoch: int, done: int) -> None:
+        """Go back to where the step began, and report the batches of this rank that are not finite.
+
+        Args:
+            epoch: from 0.
+            done: batches of the epoch, with those of the step.
+        """
+        if self._reports < _MOST_REPORTS:
+            self._reports += 1
+            first = done - len(self._batches)
+            texts = [self._describe(*entry) for entry in self._batches]
+            at = f"epoch {epoch + 1}, batches {first + 1} to {done}"
+            for number, text in enumerate(texts, first + 1):
+                if text:
+                    log_to_driver(f"epoch {epoch + 1}, batch {number}: {text}")
+            if context.rank() == 0:
+                log_to_driver(f"{at}: the step was skipped, as the gradient of all ranks was not finite.")
+        sums, buffers = self._before
+        self._sums.restore(sums)
+        for buffer, before in zip(self._list_buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
+    def _list_buffers(self) -> list[torch.Tensor]:
+        saved = self._model.state_dict().keys()
+        return [buffer for name, buffer in self._model.named_buffers() if name in saved]
+
+    def _describe(self, batch: Batch, loss: float, outputs: Tensors) -> str:
+        """Return what is not finite in a batch; empty: nothing."""
+        if not batch.rows or (math.isfinite(loss) and not self._has_bad_gradient(batch)):
+            return ""
+        what = f"the loss was {loss}" if not math.isfinite(loss) else "the gradient was not finite"
+        where = find_not_finite([batch], self._fields, f"the batch of rank {context.rank()}")
+        finite = torch.stack([output.reshape(len(output), -1).isfinite().all(1).cpu() for output in outputs]).all(0)
+        rows = (~finite).nonzero().reshape(-1).tolist()
+        if not where and rows:
+            values: dict[str, Any] = {
+                ", ".join(field.names): matrix[rows[0]].tolist()
+                for field, matrix in zip(self._fields, batch.matrices, strict=True)
+            }
+            where = f"the model's output was not finite in its rows {rows}, the first of them {reprlib.repr(values)}."
+        return f"rank {context.rank()}: {what}: {where or f'its {batch.rows} rows and their outputs were finite.'}"
+
+    def _has_bad_gradient(self, batch: Batch) -> bool:
+        """Return whether this rank's part of the gradient is not finite: it is computed again, without an exchange."""
+        parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        state = get_rng_state(parameters[0].device)
+        try:
+            gradients: Sequence[Any] = torch.autograd.grad(self._compute(batch), parameters, allow_unused=True)
+        finally:
+            set_rng_state(parameters[0].device, state)
+        return not all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)

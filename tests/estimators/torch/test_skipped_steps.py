@@ -1,0 +1,226 @@
+"""Steps whose gradient is not finite on some rank: skipped on all, undone, counted, and explained."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import spark_estimator.torch as hvd
+from spark_estimator.data.rank.epoch_rows import Batch
+from spark_estimator.errors import DataError
+from spark_estimator.estimators.torch import skipped_steps
+from spark_estimator.estimators.torch.epoch_means import EpochMeans
+from spark_estimator.estimators.torch.losses import TorchParts
+from spark_estimator.estimators.torch.recipe import MOST_SKIPPED, Recipe, Stepper
+from spark_estimator.estimators.torch.schedules import read_schedule
+from spark_estimator.estimators.torch.skipped_steps import SkippedSteps
+from tests.estimators.specs import X, Y
+from tests.estimators.torch.test_trainer import ROWS, alone, fitted, rows, table
+from tests.torch.rank_pool import RankPool
+
+__all__ = ["alone", "rows"]
+EPOCHS, STEPS = 4, 6
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankPool]:
+    created = RankPool(2)
+    yield created
+    created.close()
+
+
+class BadGradient(torch.autograd.Function):
+    """Changes nothing, and has no gradient that is a number."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * math.nan
+
+
+class Spoiling(nn.MSELoss):
+    """A loss that is no number in some calls, or whose gradient is none; it keeps the labels of each batch."""
+
+    def __init__(self, calls: dict[int, float]) -> None:
+        super().__init__()
+        self._calls = calls
+        self.labels: list[list[float]] = []
+
+    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        loss = super().forward(output, label)
+        if not torch.is_grad_enabled():
+            return loss
+        if label.reshape(-1).tolist() not in self.labels[-1:]:  # else a batch is computed again, to find the rank
+            self.labels.append(label.reshape(-1).tolist())
+        how = self._calls.get(len(self.labels) - 1)
+        return loss if how is None else BadGradient.apply(loss) if how == 0 else loss + how
+
+
+def network() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def trained(path: str, calls: dict[int, float], **changed: Any) -> tuple[Any, list[list[float]]]:
+    """The result of a training with Adam and a schedule, and the labels of each batch."""
+    net, loss = network(), Spoiling(calls)
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    schedule = read_schedule({"lr_scheduler": "cosine", "warmup_steps": 2, "warmup_ratio": 0.0}.__getitem__)[0]
+    parts = {"model": net, "optimizer": optimizer, "losses": [loss], "rate_is_joint": True}
+    recipe = Recipe(skips=True, schedule=schedule, clip_norm=0.5)
+    result = fitted(
+        path,
+        lambda _: {"recipe": recipe, **parts},
+        batch_size=ROWS // hvd.size() // STEPS,
+        epochs=EPOCHS,
+        **changed,
+    )
+    return result, loss.labels
+
+
+def test_a_step_that_one_rank_spoils_is_as_if_it_were_not_there(ranks: RankPool, rows: str) -> None:
+    spoiled = {1: (0, math.nan), 2: (1, math.inf), 9: (1, 0.0), 10: (0, -math.inf), STEPS * 2 - 1: (1, math.nan)}
+
+    def check(rank: int) -> Any:
+        result, labels = trained(rows, {call: how for call, (of, how) in spoiled.items() if of == rank})
+        everywhere, _ = trained(rows, dict.fromkeys(spoiled, math.nan))
+        history = None if result is None else result.history
+        return history, None if result is None else (result.state, everywhere.state), labels
+
+    (history, states, first), (_, _, second) = ranks.run(check)
+    assert states[0] == states[1], "bit for bit, whichever rank it was"
+    assert [entry["train"]["skipped_steps"] for entry in history] == [2, 3, 0, 0]
+    assert all(math.isfinite(entry["train"]["loss"]) for entry in history)
+    # Each rank normalizes by its own rows; the gradient is the ranks' average.
+    x, y = table()
+    nets = [network(), network()]
+    optimizer = torch.optim.Adam(nets[0].parameters(), 0.01)
+    schedule = read_schedule({"lr_scheduler": "cosine", "warmup_steps": 2, "warmup_ratio": 0.0}.__getitem__)[0]
+    assert schedule is not None and schedule.make is not None
+    scheduler = schedule.make(optimizer, EPOCHS * STEPS)
+    for call, of_ranks in enumerate(zip(first, second, strict=True)):
+        if call in spoiled:
+            continue
+        for net, labels in zip(nets, of_ranks, strict=True):
+            net.zero_grad()
+            chosen = torch.isin(y.reshape(-1), torch.tensor(labels))
+            nn.functional.mse_loss(net(x[chosen]), y[chosen]).backward()
+        for mine, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+            assert mine.grad is not None and other.grad is not None
+            mine.grad = (mine.grad + other.grad) / 2
+        nn.utils.clip_grad_norm_(nets[0].parameters(), 0.5)
+        optimizer.step()
+        scheduler.step()
+        with torch.no_grad():
+            for mine, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+                other.copy_(mine)
+    state = torch.load(io.BytesIO(states[0]), weights_only=True)["model"]
+    for name, value in nets[0].state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_ranks_that_step_alone_skip_alone(ranks: RankPool, rows: str) -> None:
+    def check(rank: int) -> Any:
+        net, loss = network(), Spoiling({2: math.nan} if rank else {})
+        parts = {"model": net, "optimizer": torch.optim.Adam(net.parameters(), 0.01), "losses": [loss]}
+        more = {"recipe": Recipe(skips=True), "sync": "diloco", "inner_steps": 4, "rate_is_joint": True}
+        return fitted(rows, lambda _: {**parts, **more}, batch_size=ROWS // 2 // STEPS, epochs=2)
+
+    history = ranks.run(check)[0].history
+    assert [entry["train"]["skipped_steps"] for entry in history] == [1, 0]
+
+
+def test_an_overflow_in_fp16_is_skipped_on_all_ranks(ranks: RankPool, rows: str) -> None:
+    """The loss of one rank alone overflows, until the scale is small enough."""
+
+    class Larger(nn.MSELoss):
+        def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            return super().forward(output, label) * (100.0 if hvd.rank() else 1.0)
+
+    def check(rank: int) -> Any:
+        net = network()
+        parts = {"model": net, "optimizer": torch.optim.Adam(net.parameters(), 0.01), "losses": [Larger()]}
+        result = fitted(rows, lambda _: {**parts, "precision": "fp16"}, batch_size=2, epochs=3)
+        digests = hvd.allgather_object([value.tolist() for value in net.parameters()])
+        assert digests[0] == digests[1]
+        return None if result is None else result.history
+
+    history = ranks.run(check)[0]
+    assert history[0]["train"]["skipped_steps"] > 0 == history[-1]["train"]["skipped_steps"]
+    assert all(math.isfinite(entry["train"]["loss"]) for entry in history)
+
+
+@pytest.mark.usefixtures("alone")
+def test_too_many_in_a_row_are_an_error() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    stepper = Stepper(Recipe(skips=True), hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1)), steps_locally=False)
+    undone: list[int] = []
+
+    def step(loss: Callable[[], torch.Tensor], count: int) -> None:
+        for _ in range(count):
+            stepper.differentiate(loss(), is_finite=bool(loss().isfinite()))
+            stepper.step(lambda: undone.append(1))
+            weight.grad = None
+
+    step(lambda: (weight * math.nan).sum(), MOST_SKIPPED - 1)
+    step(lambda: weight.sum(), 1)
+    assert weight.item() == pytest.approx(0.9) and len(undone) == MOST_SKIPPED - 1
+    with pytest.raises(DataError, match=f"{MOST_SKIPPED} steps in a row were skipped"):
+        step(lambda: (weight * math.nan).sum(), MOST_SKIPPED)
+    assert weight.item() == pytest.approx(0.9)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (
+            "features",
+            r"rank 0: the loss was nan: column 'x' contains nan in row 1 of the batch of rank 0, counted",
+        ),
+        (
+            "outputs",
+            r"rank 0: the loss was nan: the model's output was not finite in its rows \[1\], the first ",
+        ),
+        ("loss", r"rank 0: the loss was inf: its 2 rows and their outputs were finite"),
+        ("gradient", r"rank 0: the gradient was not finite: its 2 rows and their outputs were finite"),
+    ],
+)
+def test_rank_and_rows_are_named(monkeypatch: pytest.MonkeyPatch, spoil: str, words: str) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(skipped_steps, "log_to_driver", lines.append)
+    net = nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1, affine=False))
+    parts = TorchParts(net, torch.optim.SGD(net.parameters(), 0.1), [nn.MSELoss()], [1.0], [[]])
+    sums = EpochMeans(parts, counts_skipped=True)
+    features = numpy.ones((2, 3), numpy.float32)
+    if spoil == "features":
+        features[1, 0] = math.nan
+    batch = Batch((features, numpy.zeros((2, 1), numpy.float32)), 1.0, 2)
+
+    def compute(batch: Batch) -> torch.Tensor:
+        loss = net(torch.from_numpy(batch.matrices[0])).square().sum()
+        return BadGradient.apply(loss) if spoil == "gradient" else loss
+
+    skipped = SkippedSteps(sums, net, (X, Y), compute)
+    skipped.begin()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    outputs = torch.tensor([[1.0], [math.nan if spoil == "outputs" else 1.0]])
+    loss = {"loss": math.inf, "gradient": 1.0}.get(spoil, math.nan)
+    compute(batch)
+    assert skipped.note(batch, torch.tensor(loss), [outputs]) == (spoil == "gradient")
+    skipped.undo(0, 3)
+    assert torch.equal(net.state_dict()["1.running_mean"], before["1.running_mean"])
+    assert len(lines) == 2 and lines[0].startswith("epoch 1, batch 3: ")
+    assert re.search(words, lines[0]), lines[0]
+    assert lines[1] == "epoch 1, batches 3 to 3: the step was skipped, as the gradient of all ranks was not finite."
