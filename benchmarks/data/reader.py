@@ -234,7 +234,8 @@ def deleted_backends(data: Data, folder: Path) -> list[Backend]:
 
     def epoch(path: Path) -> float:
         loader = make_torch_dataloader(str(path), _BATCH, feature_cols=list(data.columns), seed=1)
-        return sum(float(batch[0].reshape(len(batch[0]), -1)[:, 0].sum()) for batch in loader) / left
+        firsts: list[Any] = [batch[0] for batch in loader]  # type: ignore[index]  # a batch is a list here
+        return sum(float(first.reshape(len(first), -1)[:, 0].sum()) for first in firsts) / left
 
     return [
         Backend(f"deleted of {data.width}, ours", left, lambda: epoch(table)),

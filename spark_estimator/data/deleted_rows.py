@@ -30,7 +30,7 @@ class LiveRows:
         if mask.false_count == 0:
             return None
         bits = numpy.packbits(mask.to_numpy(zero_copy_only=False), bitorder="little")
-        return cls(len(mask), mask.true_count, zlib.compress(bits, 1))
+        return cls(len(mask), mask.true_count, zlib.compress(bits.tobytes(), 1))
 
     def select(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows that are left of batches that hold all rows in their order."""
