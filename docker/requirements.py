@@ -14,14 +14,14 @@ import tomllib
 
 def list_requirements(project: dict, extras: list[str]) -> list[str]:
     """Return the requirements of the package and of extras, with those of the extras that these name."""
-    found = list(project.get("dependencies", []))
+    requirements = list(project.get("dependencies", []))
     for extra in extras:
         for requirement in project["optional-dependencies"][extra]:
-            if own := re.fullmatch(r"spark-estimator\[([\w,-]+)\](.*)", requirement):
-                found += list_requirements({**project, "dependencies": []}, own[1].split(","))
+            if reference := re.fullmatch(r"spark-estimator\[([\w,-]+)\](.*)", requirement):
+                requirements += list_requirements({**project, "dependencies": []}, reference[1].split(","))
             else:
-                found.append(requirement)
-    return list(dict.fromkeys(found))
+                requirements.append(requirement)
+    return list(dict.fromkeys(requirements))
 
 
 if __name__ == "__main__":

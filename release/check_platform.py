@@ -40,7 +40,7 @@ def check_preflight(spark: SparkSession) -> str:
 
 
 def check_runner(spark: SparkSession) -> str:
-    """Run a function on two ranks, and have its output and value come back."""
+    """Run a function on two ranks, and return its value."""
     from spark_estimator import HorovodRunner
 
     def train(factor: float) -> list[Any]:

@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.data import delta
 from spark_estimator.data.parquet_file import DataFile, open_store, slice_rows, to_local_form
 from spark_estimator.data.rank import shares
 from spark_estimator.data.rank.spool import Spool, write_spools
 from spark_estimator.data.row_encoder import RowEncoder
-from spark_estimator.data.table_folders import check_outside_tables
+from spark_estimator.data.tables import delta
+from spark_estimator.data.tables.table_folders import check_outside_tables
 from spark_estimator.errors import DataError, PreflightError
 from spark_estimator.store import FilesystemStore
 from spark_estimator.store.filesystem import Entry

@@ -297,8 +297,8 @@ class RowEncoder:
             if len(numbers) > 1:
                 kinds.update({f"c{number}": (numbers, values.type) for number in numbers})
         for each in self.fields:
-            found = {kinds.get(column) for column in each.columns}
-            if len(found) > 1 or ((kind := found.pop()) and kind[1] != pyarrow.from_numpy_dtype(each.stored_dtype)):
+            sources = {kinds.get(column) for column in each.columns}
+            if len(sources) > 1 or ((kind := sources.pop()) and kind[1] != pyarrow.from_numpy_dtype(each.stored_dtype)):
                 return None
         if self.marker is not None:
             arrays["marker"] = read_marks(batch.column(self.marker))

@@ -20,12 +20,12 @@ from urllib.parse import unquote
 
 import pyarrow
 
-from spark_estimator.data import delta
 from spark_estimator.data.columns import Readable, make_readable
 from spark_estimator.data.numbers import is_exact
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.parquet_file import DataFile, open_store, to_local_form
 from spark_estimator.data.quoting import quote
+from spark_estimator.data.tables import delta
 from spark_estimator.errors import DataError
 from spark_estimator.log import get_logger
 
@@ -301,8 +301,8 @@ def _report(path: str, number: int) -> str:
     except Exception as error:  # on any error Spark reads these files
         failure = str(error) if isinstance(error, DataError) else f"{path}: {type(error).__name__}: {error}"
         return json.dumps({"number": number, "failure": failure[:500]})
-    found = {"size": file.size, "groups": file.groups, "kinds": dict(file.kinds), "ids": dict(file.ids)}
-    return json.dumps({"number": number, **found})
+    facts = {"size": file.size, "groups": file.groups, "kinds": dict(file.kinds), "ids": dict(file.ids)}
+    return json.dumps({"number": number, **facts})
 
 
 def _read_footers(spark: SparkSession, paths: list[str], tasks: int) -> DataFiles:

@@ -15,7 +15,6 @@ from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.collectives.other_launchers.launchers import warn_about_all_rows
 from spark_estimator.data.columns import Readable
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.delta import Version
 from spark_estimator.data.fields import Field, find_widths
 from spark_estimator.data.first_rows import fit_decoders
 from spark_estimator.data.materialize import MANIFEST, find_data_set
@@ -30,6 +29,7 @@ from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.row_lengths import Ragged
 from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.data.stream.rows import stream_rows
+from spark_estimator.data.tables.delta import Version
 from spark_estimator.errors import DataError
 
 _SAMPLE_ROWS = 100

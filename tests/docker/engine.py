@@ -1,4 +1,4 @@
-"""A container engine for tests: Debian's docker.io, in a network namespace of its own, with its data in one folder.
+"""A container engine for tests: Debian's docker.io, in a separate network namespace, with its data in one folder.
 
 It needs root, `dockerd`, `docker`, `nsenter` and compose as a plug-in. The package `docker-compose` of Debian 13 has
 the plug-in, in /usr/libexec/docker/cli-plugins; SPARK_ESTIMATOR_TEST_COMPOSE names the program elsewhere.
@@ -63,7 +63,7 @@ def start_engine(folder: Path) -> Iterator[Engine]:
     """Start the daemon, and end it with all its containers; skip the test where none can be started.
 
     Args:
-        folder: for its data, on a file system that overlays can lie on.
+        folder: for its data, on a file system that overlays can use.
     """
     compose = find_compose()
     missing = [name for name in ("dockerd", "docker", "nsenter", "ip") if shutil.which(name) is None]

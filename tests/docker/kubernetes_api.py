@@ -35,7 +35,7 @@ class KubernetesApi:
         home: the host that it listens on.
         nodes: the hosts whose processes are the pods; they take turns.
         entrypoint: that of the image.
-        env: of every pod, besides what its manifest says.
+        env: of every pod, besides those of its manifest.
 
     Attributes:
         address: for ``spark.master``.
@@ -209,11 +209,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Remove an item, or those of a selector."""
         kind, name, query = self._parse()
         self._read()
-        found = (
+        names = (
             [name] if name else [item["metadata"]["name"] for item in self.api.list_items(kind, query["labelSelector"])]
         )
-        for one in found:
-            self.api.remove(kind, one)
+        for each in names:
+            self.api.remove(kind, each)
         self._answer(200, {"kind": "Status", "status": "Success"})
 
     def _parse(self) -> tuple[str, str, dict[str, str]]:

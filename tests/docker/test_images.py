@@ -53,10 +53,10 @@ def test_the_requirements_of_extras_are_those_of_extras_that_they_name() -> None
         program = [sys.executable, DOCKER / "requirements.py", extras]
         return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
-    found = list_requirements("connect,cluster")
-    assert len(found) == len(set(found))
-    assert {"cloudpickle>=2.2", "torch>=2.6", "pyarrow>=14.0.1", "jupyterlab>=4", "scikit-learn>=1.3"} <= set(found)
-    assert not [requirement for requirement in found if requirement.startswith("spark-estimator")]
+    listed = list_requirements("connect,cluster")
+    assert len(listed) == len(set(listed))
+    assert {"cloudpickle>=2.2", "torch>=2.6", "pyarrow>=14.0.1", "jupyterlab>=4", "scikit-learn>=1.3"} <= set(listed)
+    assert not [requirement for requirement in listed if requirement.startswith("spark-estimator")]
 
 
 def test_no_file_names_a_version_that_constraints_txt_does_not() -> None:

@@ -93,7 +93,7 @@ class TorchCallbacks:
         return [None if item is None else item(*args) for item in result]
 
     def find_batch_end(self) -> Callable[[int, float], None] | None:
-        """Return what calls `on_batch_end`; None if no callback has one of its own."""
+        """Return what calls `on_batch_end`; None if no callback overrides it."""
         ends = [getattr(callback, "on_batch_end", None) for callback in self._callbacks]
         calls = [end for end in ends if end is not None and getattr(end, "__func__", end) is not Callback.on_batch_end]
 

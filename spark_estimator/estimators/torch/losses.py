@@ -20,7 +20,7 @@ from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.shapes import make_class_error
 from spark_estimator.estimators.torch.metric_names import name_metrics
-from spark_estimator.estimators.torch.recipe import PLAIN, Recipe
+from spark_estimator.estimators.torch.steps.recipe import PLAIN, StepRecipe
 
 Tensors = list[torch.Tensor]
 #: Adds up lists of numbers over all ranks, element by element.
@@ -83,7 +83,7 @@ class TorchParts:
     sync: str = "allreduce"
     inner_steps: int = 32
     nothing_to_learn: str = ""
-    recipe: Recipe = PLAIN
+    recipe: StepRecipe = PLAIN
 
     @property
     def steps_locally(self) -> bool:

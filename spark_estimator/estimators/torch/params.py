@@ -50,7 +50,7 @@ def _check_losses(name: str, value: Any) -> list[Any]:
 
 
 def _check_schedule(name: str, value: Any) -> Any:
-    from spark_estimator.estimators.torch.schedules import check_schedule  # not before there is one
+    from spark_estimator.estimators.torch.steps.schedules import check_schedule  # not before there is one
 
     return value if value is None else check_schedule(name, value)
 

@@ -17,8 +17,8 @@ from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.estimators.torch.losses import TorchParts, check_reduction, divides_by_class, to_module
 from spark_estimator.estimators.torch.metric_names import group_metrics
-from spark_estimator.estimators.torch.recipe import Recipe
-from spark_estimator.estimators.torch.schedules import read_schedule
+from spark_estimator.estimators.torch.steps.recipe import StepRecipe
+from spark_estimator.estimators.torch.steps.schedules import read_schedule
 from spark_estimator.torch.sending import prepare_to_send
 
 
@@ -164,7 +164,7 @@ def make_parts(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
             "train_minibatch_fn takes seven arguments and does a whole step for each batch: leave out "
             "backward_passes_per_step, or take two more arguments, backward_passes_per_step and batch_idx."
         )
-    recipe = Recipe.from_parameters(value)
+    recipe = StepRecipe.from_parameters(value)
     recipe.check_schedule(scheduler, optimizer, value("epochs") or 1)
     if minibatch is not None and (changes := ", ".join(replace(recipe, compile=None, channels_last=False).describe())):
         raise ValueError(f"train_minibatch_fn does the whole step itself: leave out what changes it ({changes}).")

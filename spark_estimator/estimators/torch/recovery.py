@@ -42,7 +42,7 @@ from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows
 from spark_estimator.estimators.recovering_process import RecoveringProcess
 from spark_estimator.estimators.torch.epoch_means import EpochMeans
-from spark_estimator.estimators.torch.recipe import Stepper
+from spark_estimator.estimators.torch.steps.recipe import Stepper
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.torch.elastic.state import TorchState

@@ -73,7 +73,7 @@ def make_spark_converter(
         try:
             files = find_just_files(df, [make_raw(df.schema, name) for name in names], tasks=2)
             if not all(file.is_plain for file in files.files):
-                raise ThroughSpark("a table's log says which rows and columns of its files count")
+                raise ThroughSpark("a table's log lists which rows and columns of its files count")
             _log.info("the converter reads the DataFrame's %d Parquet files themselves", len(files.files))
             return SparkDatasetConverter(files, names, dtype)
         except ThroughSpark as reason:

@@ -70,8 +70,8 @@ def open_loader(
     import petastorm
     from petastorm.pytorch import DataLoader
 
-    given = {name: value for name, value in arguments.items() if value is not None or name == "num_epochs"}
-    reader = petastorm.make_batch_reader(list(file_urls), **{"reader_pool_type": _POOL, **given})
+    options = {name: value for name, value in arguments.items() if value is not None or name == "num_epochs"}
+    reader = petastorm.make_batch_reader(list(file_urls), **{"reader_pool_type": _POOL, **options})
     with stop_reader(reader):
         yield (make or DataLoader)(reader, **sizes)
 

@@ -23,7 +23,7 @@ from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.check import TorchTrial
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.torch.identity import compute_digest
-from spark_estimator.estimators.torch.recipe import Recipe
+from spark_estimator.estimators.torch.steps.recipe import StepRecipe
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.extensions.transformers.keywords import TransformersEstimatorKeywords
@@ -151,7 +151,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             rates = [name for name in ("learning_rate", "weight_decay") if self.isSet(name)]
             if rates:
                 raise ValueError(f"optimizer makes the optimizer: leave {' and '.join(rates)} out.")
-        schedule = Recipe.from_parameters(value).schedule
+        schedule = StepRecipe.from_parameters(value).schedule
         if value("lr_scheduler") is not None and (schedule is None or schedule.make is None):
             raise TypeError("lr_scheduler must be a name, or a function of the optimizer, which the ranks make.")
         checks.check_labels(value)
@@ -173,7 +173,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             compression=value("gradient_compression"),
             precision=value("mixed_precision"),
             callbacks=value("callbacks"),
-            recipe=Recipe.from_parameters(value),
+            recipe=StepRecipe.from_parameters(value),
         )
         return _TextTraining(parts, value("epochs"))
 

@@ -14,7 +14,7 @@ from spark_estimator.collectives import launcher_link
 from spark_estimator.estimators.torch import training
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.rank_state import seed_start
-from spark_estimator.estimators.torch.recipe import Recipe
+from spark_estimator.estimators.torch.steps.recipe import StepRecipe
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.extensions.transformers.module import TextModule, make_net
 from spark_estimator.extensions.transformers.pretrained import Pretrained, silence_warnings
@@ -55,7 +55,7 @@ class TextParts:
     tokenizer: Any
     rate: float
     decay: float
-    recipe: Recipe
+    recipe: StepRecipe
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
     digest: str = ""
     compression: Any = None

@@ -24,9 +24,9 @@ from spark_estimator.collectives import rendezvous
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.estimators.rank_run import KnownRun
-from spark_estimator.estimators.torch.recipe import Recipe
 from spark_estimator.estimators.torch.recovery import BegunRun, EndedEpochs
-from spark_estimator.estimators.torch.schedules import read_schedule
+from spark_estimator.estimators.torch.steps.recipe import StepRecipe
+from spark_estimator.estimators.torch.steps.schedules import read_schedule
 from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 from tests.ranks import run_ranks
@@ -98,7 +98,7 @@ class Spoiled(Killing):
 def with_all_switches(folder: str, kills: list[tuple[int, int, bool]], **changed: Any) -> Any:
     torch.set_num_threads(1)
     values = {"lr_scheduler": "cosine", "warmup_steps": 4, "warmup_ratio": 0.0}
-    recipe = Recipe(clip_norm=0.5, schedule=read_schedule(values.__getitem__)[0], skips=True)
+    recipe = StepRecipe(clip_norm=0.5, schedule=read_schedule(values.__getitem__)[0], skips=True)
     loss = Spoiled(folder, kills)
     result = trained(folder, loss=loss, parts={"recipe": recipe, "precision": "fp16"}, **changed)
     return None if result is None else (json.dumps(result.history), result.state)

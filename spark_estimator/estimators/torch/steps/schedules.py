@@ -31,7 +31,7 @@ _FORMS = (
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RateSchedule:
     """How learning rates move.
 
     Attributes:
@@ -68,7 +68,7 @@ def check_schedule(name: str, value: Any) -> Any:
     return value
 
 
-def read_schedule(value: Callable[[str], Any]) -> tuple[Schedule | None, Any]:
+def read_schedule(value: Callable[[str], Any]) -> tuple[RateSchedule | None, Any]:
     """Return the schedule that an estimator's parameters describe, and the scheduler if the user has made it.
 
     Args:
@@ -90,18 +90,20 @@ def read_schedule(value: Callable[[str], Any]) -> tuple[Schedule | None, Any]:
     if inner is None:
         return None, None
     if isinstance(inner, str):
-        schedule = Schedule(functools.partial(_make_curve, inner, steps, ratio), True, True, label=f"{inner}, {warmup}")
+        schedule = RateSchedule(
+            functools.partial(_make_curve, inner, steps, ratio), True, True, label=f"{inner}, {warmup}"
+        )
     elif hasattr(inner, "step") and not isinstance(inner, type):
         if inner is choice:
             return None, inner
-        schedule = Schedule(None, label=type(inner).__qualname__)
+        schedule = RateSchedule(None, label=type(inner).__qualname__)
     elif callable(inner) and not isinstance(inner, type):
         counts = _count_arguments(inner) > 1
-        schedule = Schedule(inner if counts else _OfOptimizer(inner), counts, counts, label=_get_name(inner))
+        schedule = RateSchedule(inner if counts else _OfOptimizer(inner), counts, counts, label=_get_name(inner))
     else:
         raise TypeError(f"lr_scheduler must be {_FORMS}; got {describe_value(inner, 'optimizer, ...')}.")
     by_step = options["interval"] == "step" if "interval" in options else schedule.by_step
-    schedule = Schedule(schedule.make, schedule.counts, by_step, monitor, schedule.label)
+    schedule = RateSchedule(schedule.make, schedule.counts, by_step, monitor, schedule.label)
     return schedule, None if schedule.make is not None else inner
 
 
@@ -139,7 +141,7 @@ def _make_curve(name: str, warmup: int, ratio: float, optimizer: Any, total: int
     return LambdaLR(optimizer, find_factor)
 
 
-def try_schedule(schedule: Schedule, optimizer: torch.optim.Optimizer, epochs: int) -> Any:
+def try_schedule(schedule: RateSchedule, optimizer: torch.optim.Optimizer, epochs: int) -> Any:
     """Return a scheduler of a copy of the optimizer, whose rates stay as they are: what a rank will have.
 
     Raises:
@@ -155,7 +157,7 @@ def try_schedule(schedule: Schedule, optimizer: torch.optim.Optimizer, epochs: i
     return scheduler
 
 
-def check_movement(schedule: Schedule, scheduler: Any) -> None:
+def check_movement(schedule: RateSchedule, scheduler: Any) -> None:
     """Raise ValueError for a ReduceLROnPlateau that moves by steps, and for another one that looks at a number."""
     is_plateau = isinstance(scheduler, ReduceLROnPlateau)
     if (is_plateau and schedule.by_step) or (schedule.monitor and not is_plateau):
@@ -175,9 +177,9 @@ class Rates:
         scheduler: if the user has made it.
     """
 
-    def __init__(self, schedule: Schedule | None, scheduler: Any, optimizer: Any) -> None:
+    def __init__(self, schedule: RateSchedule | None, scheduler: Any, optimizer: Any) -> None:
         self.scheduler = scheduler
-        self._schedule = schedule or (None if scheduler is None else Schedule(None))
+        self._schedule = schedule or (None if scheduler is None else RateSchedule(None))
         self._optimizer = optimizer
         self._made: tuple[int, int] = (0, 1)  # for how many steps, and for which factor
         self._unmoved = 0  # steps after which it was not moved

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import PurePath
 
-from spark_estimator.data import delta
+from spark_estimator.data.tables import delta
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
 from spark_estimator.store.filesystem import Entry

@@ -16,12 +16,12 @@ from torch import nn
 import spark_estimator.torch as hvd
 from spark_estimator.data.rank.epoch_rows import Batch
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.torch import skipped_steps
 from spark_estimator.estimators.torch.epoch_means import EpochMeans
 from spark_estimator.estimators.torch.losses import TorchParts
-from spark_estimator.estimators.torch.recipe import MOST_SKIPPED, Recipe, Stepper
-from spark_estimator.estimators.torch.schedules import read_schedule
-from spark_estimator.estimators.torch.skipped_steps import SkippedSteps
+from spark_estimator.estimators.torch.steps import skipped_steps
+from spark_estimator.estimators.torch.steps.recipe import MOST_SKIPPED, Stepper, StepRecipe
+from spark_estimator.estimators.torch.steps.schedules import read_schedule
+from spark_estimator.estimators.torch.steps.skipped_steps import SkippedSteps
 from tests.estimators.specs import X, Y
 from tests.estimators.torch.test_trainer import ROWS, alone, fitted, rows, table
 from tests.torch.rank_pool import RankPool
@@ -78,7 +78,7 @@ def trained(path: str, calls: dict[int, float], **changed: Any) -> tuple[Any, li
     optimizer = torch.optim.Adam(net.parameters(), 0.01)
     schedule = read_schedule({"lr_scheduler": "cosine", "warmup_steps": 2, "warmup_ratio": 0.0}.__getitem__)[0]
     parts = {"model": net, "optimizer": optimizer, "losses": [loss], "rate_is_joint": True}
-    recipe = Recipe(skips=True, schedule=schedule, clip_norm=0.5)
+    recipe = StepRecipe(skips=True, schedule=schedule, clip_norm=0.5)
     result = fitted(
         path,
         lambda _: {"recipe": recipe, **parts},
@@ -134,7 +134,7 @@ def test_ranks_that_step_alone_skip_alone(ranks: RankPool, rows: str) -> None:
     def check(rank: int) -> Any:
         net, loss = network(), Spoiling({2: math.nan} if rank else {})
         parts = {"model": net, "optimizer": torch.optim.Adam(net.parameters(), 0.01), "losses": [loss]}
-        more = {"recipe": Recipe(skips=True), "sync": "diloco", "inner_steps": 4, "rate_is_joint": True}
+        more = {"recipe": StepRecipe(skips=True), "sync": "diloco", "inner_steps": 4, "rate_is_joint": True}
         return fitted(rows, lambda _: {**parts, **more}, batch_size=ROWS // 2 // STEPS, epochs=2)
 
     history = ranks.run(check)[0].history
@@ -164,7 +164,9 @@ def test_an_overflow_in_fp16_is_skipped_on_all_ranks(ranks: RankPool, rows: str)
 @pytest.mark.usefixtures("alone")
 def test_too_many_in_a_row_are_an_error() -> None:
     weight = nn.Parameter(torch.ones(1))
-    stepper = Stepper(Recipe(skips=True), hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1)), steps_locally=False)
+    stepper = Stepper(
+        StepRecipe(skips=True), hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1)), steps_locally=False
+    )
     undone: list[int] = []
 
     def step(loss: Callable[[], torch.Tensor], count: int) -> None:

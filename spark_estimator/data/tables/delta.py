@@ -1,8 +1,8 @@
 """The files of one version of a Delta table: the package `deltalake` reads the log, and ranks read the files.
 
 A Delta table's folder also holds files that a later version has removed: its log lists the present ones, with the
-values of partition columns. What the log says of a file becomes part of its `DataFile`: rows that a deletion vector has
-left, names and types that differ from the table's, columns that were added later and are null.
+values of partition columns. A `DataFile` has what the log records of a file: rows that a deletion vector has left,
+names and types that differ from the table's, columns that were added later and are null.
 
 `deltalake` gives any version's schema with its mapping, its files (`DeltaTable.get_add_actions`) and the rows that are
 left in each (`deletion_vectors`). Its own scans promise no order of rows, so that ranks could not divide them.
@@ -22,9 +22,9 @@ from urllib.parse import unquote
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.data.deleted_rows import LiveRows
 from spark_estimator.data.numbers import get_kind
 from spark_estimator.data.parquet_file import DataFile, to_local_form
+from spark_estimator.data.tables.deleted_rows import LiveRows
 from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
@@ -77,8 +77,8 @@ def read_log(folder: str, version: Version = None, storage_options: Mapping[str,
         import deltalake
     except ImportError as error:
         raise DataError(
-            f"{folder} is a Delta table, and the package that reads its log is not installed here: pip install "
-            "'spark-estimator[delta]'. Or read it with Spark: fit(df), or df.write.parquet(path)."
+            f"{folder} is a Delta table, and the package that reads its log is not installed here. Install the extra: "
+            "pip install 'spark-estimator[delta]'. Or read it with Spark: fit(df), or df.write.parquet(path)."
         ) from error
     try:
         table = deltalake.DeltaTable(folder, storage_options=_translate_options(storage_options or {}))
@@ -172,7 +172,7 @@ def _make_file(
                 if _CHANGES in metadata:
                     types[column.name] = column.type
                 else:
-                    kinds[column.name] = footer.kinds[name]  # whoever reads the column refuses it
+                    kinds[column.name] = footer.kinds[name]  # a reader of the column refuses it
     live_rows: list[LiveRows | None] = []
     if live is not None:
         if len(live) > footer.rows:
@@ -251,10 +251,10 @@ def _find_live_rows(table: Any, paths: Sequence[str]) -> pyarrow.Array:
     root = unquote(table.table_uri).rstrip("/")
     numbers = {_normalize(unquote(uri)): number for number, uri in enumerate(vectors["filepath"].to_pylist())}
     names = (unquote(path) for path in paths)
-    found = [numbers.pop(_normalize(name if _URL.match(name) else f"{root}/{name}"), None) for name in names]
+    positions = [numbers.pop(_normalize(name if _URL.match(name) else f"{root}/{name}"), None) for name in names]
     if numbers:
         raise DataError(f"{root}: there is a deletion vector for {next(iter(numbers))}, which is no file of the table.")
-    return vectors["selection_vector"].combine_chunks().take(pyarrow.array(found, pyarrow.int64())).cast(kind)
+    return vectors["selection_vector"].combine_chunks().take(pyarrow.array(positions, pyarrow.int64())).cast(kind)
 
 
 def _normalize(path: str) -> str:

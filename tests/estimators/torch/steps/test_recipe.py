@@ -16,8 +16,8 @@ from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.estimators.torch.losses import TorchParts
-from spark_estimator.estimators.torch.recipe import Recipe
-from spark_estimator.estimators.torch.schedules import Rates, read_schedule
+from spark_estimator.estimators.torch.steps.recipe import StepRecipe
+from spark_estimator.estimators.torch.steps.schedules import Rates, read_schedule
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.store import Store
 from tests.estimators.specs import spec_of
@@ -54,8 +54,8 @@ class Seeing(Callback):
         self.seen.append(torch.cat([grad.reshape(-1) for grad in grads]).tolist() if grads else [])
 
 
-@pytest.mark.parametrize("recipe", [Recipe(clip_norm=0.5), Recipe(clip_value=0.3)])
-def test_the_joint_gradient_is_clipped(size: int, ranks: RankPool, rows: str, recipe: Recipe) -> None:
+@pytest.mark.parametrize("recipe", [StepRecipe(clip_norm=0.5), StepRecipe(clip_value=0.3)])
+def test_the_joint_gradient_is_clipped(size: int, ranks: RankPool, rows: str, recipe: StepRecipe) -> None:
     def check(rank: int) -> Any:
         return fitted(rows, lambda _: {"recipe": recipe})
 
@@ -82,7 +82,7 @@ def test_each_step_is_clipped_after_its_passes_and_its_compression(
         callback = Seeing()
         fitted(
             rows,
-            lambda _: {"recipe": Recipe(clip_norm=0.25), "callbacks": [callback], **more},
+            lambda _: {"recipe": StepRecipe(clip_norm=0.25), "callbacks": [callback], **more},
             batch_size=-(-ROWS // hvd.size() // 5),
             backward_passes_per_step=3,
         )
@@ -97,7 +97,7 @@ def test_each_step_is_clipped_after_its_passes_and_its_compression(
 def test_ranks_that_step_alone_clip_their_own_gradients(size: int, ranks: RankPool, rows: str) -> None:
     def check(rank: int) -> Any:
         callback = Seeing()
-        more = {"recipe": Recipe(clip_norm=0.25), "callbacks": [callback], "sync": "diloco", "inner_steps": 2}
+        more = {"recipe": StepRecipe(clip_norm=0.25), "callbacks": [callback], "sync": "diloco", "inner_steps": 2}
         fitted(rows, lambda _: more)
         return callback.seen
 
@@ -133,7 +133,7 @@ def rates_of(path: str, schedule: Any, **changed: Any) -> list[float]:
 
     def make(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         chosen, scheduler = read_schedule({"warmup_steps": 0, "warmup_ratio": 0.0, **schedule(optimizer)}.__getitem__)
-        return {"recipe": Recipe(schedule=chosen), "scheduler": scheduler, "callbacks": [callback]}
+        return {"recipe": StepRecipe(schedule=chosen), "scheduler": scheduler, "callbacks": [callback]}
 
     fitted(path, make, **{"batch_size": ROWS // hvd.size() // 6, "epochs": 6, "backward_passes_per_step": 4, **changed})
     return callback.rates
@@ -236,7 +236,7 @@ def test_200_steps_are_those_of_a_plain_loop(size: int, ranks: RankPool, rows: s
     def check(rank: int) -> Any:
         net, seen = make_net(), Losses()
         parts = {"model": net, "optimizer": torch.optim.AdamW(net.parameters(), 0.02), "rate_is_joint": True}
-        recipe = Recipe(clip_norm=0.5, schedule=read_schedule(values.__getitem__)[0])
+        recipe = StepRecipe(clip_norm=0.5, schedule=read_schedule(values.__getitem__)[0])
         changed = {"batch_size": ROWS // size // 4, "epochs": epochs, "backward_passes_per_step": 2}
         fitted(rows, lambda _: {**parts, **more, "recipe": recipe, "callbacks": [seen]}, **changed)
         return seen.inputs, seen.losses
@@ -300,7 +300,7 @@ def test_the_model_is_compiled_and_in_its_memory_format() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.image(x).sum((2, 3)).sum(1, keepdim=True)
 
-    def epoch(recipe: Recipe) -> tuple[float, nn.Module]:
+    def epoch(recipe: StepRecipe) -> tuple[float, nn.Module]:
         torch.manual_seed(0)
         net = Net()
         net.register_forward_pre_hook(
@@ -314,9 +314,9 @@ def test_the_model_is_compiled_and_in_its_memory_format() -> None:
         loss: float = trainer.train(images, 0, 0, lambda *_: None)["loss"]
         return loss, net
 
-    plain, _ = epoch(Recipe())
+    plain, _ = epoch(StepRecipe())
     assert not graphs and formats == [False, False]
-    loss, net = epoch(Recipe(compile={"backend": backend}, channels_last=True))
+    loss, net = epoch(StepRecipe(compile={"backend": backend}, channels_last=True))
     assert graphs and formats[2:] and all(formats[2:]) and loss == pytest.approx(plain, rel=1e-5)
     assert net.image.weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr]
     assert list(net.state_dict()) == ["image.weight", "image.bias"]

@@ -12,12 +12,17 @@ from typing import Any
 import torch
 
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.torch.advice import warn_of_schedule
-from spark_estimator.estimators.torch.schedules import Rates, Schedule, check_movement, read_schedule, try_schedule
+from spark_estimator.estimators.torch.steps.schedules import (
+    Rates,
+    RateSchedule,
+    check_movement,
+    read_schedule,
+    try_schedule,
+)
 
 
 @dataclass(frozen=True)
-class Recipe:
+class StepRecipe:
     """How a training makes its steps.
 
     Attributes:
@@ -31,13 +36,13 @@ class Recipe:
 
     clip_norm: float = 0.0
     clip_value: float = 0.0
-    schedule: Schedule | None = None
+    schedule: RateSchedule | None = None
     skips: bool = False
     compile: Mapping[str, Any] | None = None
     channels_last: bool = False
 
     @classmethod
-    def from_parameters(cls, value: Callable[[str], Any]) -> Recipe:
+    def from_parameters(cls, value: Callable[[str], Any]) -> StepRecipe:
         """Return the recipe that an estimator's parameters describe.
 
         Args:
@@ -75,6 +80,8 @@ class Recipe:
             scheduler = scheduler or try_schedule(self.schedule, optimizer, epochs)
             check_movement(self.schedule, scheduler)
         if self.schedule is None or not self.schedule.by_step:
+            from spark_estimator.estimators.torch.advice import warn_of_schedule  # it imports pyspark
+
             warn_of_schedule(scheduler, epochs)
 
     def describe(self) -> list[str]:
@@ -82,10 +89,10 @@ class Recipe:
         return [f"{item.name}={value}" for item in fields(self) if (value := getattr(self, item.name)) != item.default]
 
 
-#: So many skipped steps in a row are an error. A scaler begins with a scale that halves with each of the first ones.
+#: This number of skipped steps in a row is an error. A scaler's first scales are too large, and skip some.
 MOST_SKIPPED = 25
 #: A step is the optimizer's own.
-PLAIN = Recipe()
+PLAIN = StepRecipe()
 
 
 def _read_compile(value: bool | Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -118,7 +125,7 @@ class Stepper:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: StepRecipe,
         optimizer: Any,
         scaler: torch.amp.GradScaler | None = None,
         scheduler: Any = None,

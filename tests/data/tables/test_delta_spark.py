@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data import delta_on_spark
+from tests.data.tables import delta_on_spark
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("SPARK_ESTIMATOR_TEST_DELTA_PYTHON", ROOT / "build/matrix/spark-4.1/bin/python"))
