@@ -90,40 +90,35 @@ def test_kills_leave_the_numbers_of_an_undisturbed_training(folder: str) -> None
 class Spoiled(Killing):
     """Is no number where a label is large: in some batches of either rank, in each epoch."""
 
+    def __init__(self, folder: str, kills: list[tuple[int, int, bool]], stop: int | None) -> None:
+        super().__init__(folder, kills)
+        self._stop = stop  # raises at this batch of training, on all ranks
+
     def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         loss = super().forward(output, label)
-        return loss * float("nan") if torch.is_grad_enabled() and bool((label > 5.0).any()) else loss
+        if not torch.is_grad_enabled():
+            return loss
+        if self._calls[True] == self._stop:
+            raise InterruptedError
+        return loss * float("nan") if bool((label > 5.0).any()) else loss
 
 
-def with_all_switches(folder: str, kills: list[tuple[int, int, bool]], **changed: Any) -> Any:
+def with_all_switches(
+    folder: str, kills: list[tuple[int, int, bool]], stop: int | None = None, **changed: Any
+) -> tuple[str, bytes] | None:
     torch.set_num_threads(1)
     values = {"lr_scheduler": "cosine", "warmup_steps": 4, "warmup_ratio": 0.0}
     recipe = StepRecipe(clip_norm=0.5, schedule=read_schedule(values.__getitem__)[0], skips=True)
-    loss = Spoiled(folder, kills)
+    loss = Spoiled(folder, kills, stop)
     result = trained(folder, loss=loss, parts={"recipe": recipe, "precision": "fp16"}, **changed)
     return None if result is None else (json.dumps(result.history), result.state)
 
 
-class Stopping(Spoiled):
-    """Raises at a batch of training, on all ranks."""
-
-    def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        loss = super().forward(output, label)
-        if torch.is_grad_enabled() and self._calls[True] == self._kills[0][1]:
-            raise InterruptedError
-        return loss
-
-
 def resumed_with_all_switches(rank: int, folder: str) -> Any:
     whole = with_all_switches(folder, [], run_id="undisturbed")
-    spoiled = globals()["Spoiled"]
-    try:
-        for at in (16, 4):  # within the second epoch, and in the first one after that
-            globals()["Spoiled"] = Stopping
-            with pytest.raises(InterruptedError):
-                with_all_switches(folder, [(-1, at, True)])
-    finally:
-        globals()["Spoiled"] = spoiled
+    for stop in (17, 5):  # in the second epoch, and after the resume once more
+        with pytest.raises(InterruptedError):
+            with_all_switches(folder, [], stop)
     return whole, with_all_switches(folder, [])
 
 
