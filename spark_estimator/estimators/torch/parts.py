@@ -165,7 +165,7 @@ def make_parts(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
             "backward_passes_per_step, or take two more arguments, backward_passes_per_step and batch_idx."
         )
     recipe = StepRecipe.from_parameters(value)
-    recipe.check_schedule(scheduler, optimizer, value("epochs") or 1)
+    recipe.check_schedule(scheduler, optimizer, value, metric_names)
     if minibatch is not None and (changes := ", ".join(replace(recipe, compile=None, channels_last=False).describe())):
         raise ValueError(f"train_minibatch_fn does the whole step itself: leave out what changes it ({changes}).")
     parts = TorchParts(

@@ -175,7 +175,7 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
             callbacks=value("callbacks"),
             recipe=StepRecipe.from_parameters(value),
         )
-        return _TextTraining(parts, value("epochs"))
+        return _TextTraining(parts, value)
 
     def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
         assert self._texts is not None
@@ -199,12 +199,12 @@ class TransformersEstimator(TransformersEstimatorKeywords, TorchFiles, estimator
 class _TextTraining:
     """See `estimator.FrameworkTraining`."""
 
-    def __init__(self, parts: TextParts, epochs: int) -> None:
+    def __init__(self, parts: TextParts, value: Callable[[str], Any]) -> None:
         self.framework: Any = parts
         self.labels = ["labels"]
         self.recovers = True
         made = parts.make_parts()
-        parts.recipe.check_schedule(None, made.optimizer, epochs)
+        parts.recipe.check_schedule(None, made.optimizer, value, made.metric_names)
         assert isinstance(made.model, TextModule)
         if parts.task.task == "causal":
             check_causal(made.model)

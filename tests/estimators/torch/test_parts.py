@@ -119,6 +119,22 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
             ValueError,
             "a LambdaLR does not move linear, warmup_ratio=0.0 by step, of train.loss: ReduceLROnPlateau moves",
         ),
+        (
+            {"lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau, "monitor": "validation.auc"}},
+            TypeError,
+            "got the class ReduceLROnPlateau",
+        ),
+        (
+            {
+                "metrics": {"mae": torch.nn.L1Loss()},
+                "lr_scheduler": {
+                    "scheduler": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+                    "monitor": "validation.mae",
+                },
+            },
+            ValueError,
+            "'monitor' must be one of train.loss, train.mae; got 'validation.mae'",
+        ),
         ({"backend": SparkBackend(), "num_proc": 2}, ValueError, "num_proc and backend can't be combined"),
     ],
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,6 +16,7 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.torch.steps.schedules import (
     Rates,
     RateSchedule,
+    check_monitor,
     check_movement,
     read_schedule,
     try_schedule,
@@ -66,19 +68,30 @@ class StepRecipe:
             )
         return recipe
 
-    def check_schedule(self, scheduler: Any, optimizer: torch.optim.Optimizer, epochs: int) -> None:
+    def check_schedule(
+        self,
+        scheduler: Any,
+        optimizer: torch.optim.Optimizer,
+        value: Callable[[str], Any],
+        metric_names: Iterable[Iterable[str]],
+    ) -> None:
         """Check the schedule on the driver; warn of one that is made for another number of steps.
 
         Args:
             scheduler: if the user has made it.
             optimizer: stays as it is.
+            value: as of `from_parameters`.
+            metric_names: as of `TorchParts`.
 
         Raises:
             TypeError, ValueError: the schedule makes no scheduler, or one that cannot move that way.
         """
+        epochs = value("epochs") or 1
         if self.schedule is not None:
             scheduler = scheduler or try_schedule(self.schedule, optimizer, epochs)
             check_movement(self.schedule, scheduler)
+            names = itertools.chain.from_iterable(metric_names)
+            check_monitor(self.schedule, names, has_validation=value("validation") is not None)
         if self.schedule is None or not self.schedule.by_step:
             from spark_estimator.estimators.torch.advice import warn_of_schedule  # it imports pyspark
 

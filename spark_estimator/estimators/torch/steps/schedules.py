@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,6 +267,18 @@ class Rates:
             self._made, self._loaded = (made[0], made[1]), content
         elif self.scheduler is not None:
             self.scheduler.load_state_dict(content)
+
+
+def check_monitor(schedule: Schedule, metrics: Iterable[str], *, has_validation: bool) -> None:
+    """Raise ValueError for a monitor that is no number of the history.
+
+    Args:
+        metrics: their names.
+    """
+    parts = ("train", "validation") if has_validation else ("train",)
+    known = [f"{part}.{name}" for part in parts for name in ("loss", *metrics)]
+    if schedule.monitor and schedule.monitor not in known:
+        raise ValueError(f"lr_scheduler: 'monitor' must be one of {', '.join(known)}; got {schedule.monitor!r}.")
 
 
 def find_number(entry: Mapping[str, Any], name: str) -> float:
