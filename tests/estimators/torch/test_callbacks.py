@@ -61,3 +61,19 @@ def test_only_true_ends_the_training(answers: list[Any], ends: bool) -> None:
     callbacks = [Ends(answer) for answer in answers]
     assert TorchCallbacks(callbacks).call_epoch_end(3, {"epoch": 3}) is ends
     assert [callback.epochs for callback in callbacks] == [[3], [3]], "each is called, also behind one that ends it"
+
+
+def test_a_batch_is_reported_to_callbacks_that_want_it() -> None:
+    class Own(Callback):
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, float]] = []
+
+        def on_batch_end(self, step: int, loss: float) -> None:
+            self.seen.append((step, loss))
+
+    own = Own()
+    end = TorchCallbacks([Callback(), own, object()]).find_batch_end()
+    assert end is not None
+    end(3, 0.5)
+    assert own.seen == [(3, 0.5)]
+    assert TorchCallbacks([Callback(), object()]).find_batch_end() is None, "a step costs nothing then"

@@ -122,8 +122,8 @@ def test_half_precision_is_for_the_forward_pass() -> None:
     loss, outputs, _ = compute_loss(parts, net, [torch.ones(4, 3)], [torch.ones(4)], None, 4)
     assert kinds == [torch.bfloat16]
     assert (loss.value.dtype, outputs[0].dtype) == (torch.float32, torch.float32)
-    with pytest.raises(ValueError, match="mixed_precision must be 'bf16' or None"):
-        TorchEstimator(mixed_precision="fp16")
+    with pytest.raises(ValueError, match="mixed_precision must be 'bf16', 'fp16' or None"):
+        TorchEstimator(mixed_precision="fp8")
 
 
 def memory(pid: int | str, name: str = "RssAnon") -> int:
@@ -243,11 +243,11 @@ def test_columns_and_parameters_that_do_not_fit_are_refused_in_one_sentence(
         (line, {"loss": weighted, "sample_weight_col": "w"}, "divides by its classes' weights and sample_weight_col"),
         (line, {"loss_constructors": [nn.MSELoss]}, "loss and loss_constructors can't be combined"),
         (line, {"train_minibatch_fn": print, "mixed_precision": "bf16"}, "train_minibatch_fn does the whole step"),
-        (line, {"lr_scheduler": 1}, "lr_scheduler must be a scheduler of this estimator's optimizer"),
+        (line, {"lr_scheduler": 1}, "lr_scheduler must be one of 'linear', 'cosine', 'constant'"),
     ):
         net = changed.get("model") or linear()
         parameters = {"model": net, "optimizer": torch.optim.SGD(net.parameters(), 0.1), **changed}
-        with pytest.raises((DataError, ValueError), match=words):
+        with pytest.raises((DataError, TypeError, ValueError), match=words):
             estimator(**parameters).fit(frame)
 
 
