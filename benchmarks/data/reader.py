@@ -233,9 +233,11 @@ def deleted_backends(data: Data, folder: Path) -> list[Backend]:
         left += int(keeps.sum())
 
     def epoch(path: Path) -> float:
-        loader = make_torch_dataloader(str(path), _BATCH, feature_cols=list(data.columns), seed=1)
-        firsts: list[Any] = [batch[0] for batch in loader]  # type: ignore[index]  # a batch is a list here
-        return sum(float(first.reshape(len(first), -1)[:, 0].sum()) for first in firsts) / left
+        total = 0.0
+        for batch in make_torch_dataloader(str(path), _BATCH, feature_cols=list(data.columns), seed=1):
+            assert isinstance(batch, tuple)
+            total += float(batch[0].reshape(len(batch[0]), -1)[:, 0].sum())
+        return total / left
 
     return [
         Backend(f"deleted of {data.width}, ours", left, lambda: epoch(table)),

@@ -15,10 +15,10 @@ from urllib.parse import unquote
 import pyarrow
 import pyarrow.parquet
 
+from spark_estimator.data.deleted_rows import LiveRows
 from spark_estimator.data.fields import is_list
 from spark_estimator.data.legacy_calendar import check_calendar, find_legacy_columns
 from spark_estimator.data.numbers import get_kind
-from spark_estimator.data.tables.deleted_rows import LiveRows
 from spark_estimator.errors import DataError
 from spark_estimator.store import DBFSLocalStore, FilesystemStore, Store
 

@@ -22,9 +22,9 @@ from urllib.parse import unquote
 import pyarrow
 import pyarrow.compute
 
+from spark_estimator.data.deleted_rows import LiveRows
 from spark_estimator.data.numbers import get_kind
 from spark_estimator.data.parquet_file import DataFile, to_local_form
-from spark_estimator.data.tables.deleted_rows import LiveRows
 from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore

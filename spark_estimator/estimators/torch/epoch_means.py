@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 import spark_estimator.torch as hvd
+from spark_estimator.estimators.metric_names import group_values, key_by_name
 from spark_estimator.estimators.torch.losses import JointLoss, Tensors, TorchParts
-from spark_estimator.estimators.torch.metric_names import group_values, key_by_name
 
 
 class EpochMeans:

@@ -18,8 +18,8 @@ from torch import nn
 
 from spark_estimator.data.fields import Array
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.metric_names import name_metrics
 from spark_estimator.estimators.rows.shapes import make_class_error
-from spark_estimator.estimators.torch.metric_names import name_metrics
 from spark_estimator.estimators.torch.steps.recipe import PLAIN, StepRecipe
 
 Tensors = list[torch.Tensor]

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from spark_estimator.estimators.checks import check_labels, describe_value
+from spark_estimator.estimators.metric_names import group_metrics
 from spark_estimator.estimators.torch.callbacks import check_callbacks
 from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.estimators.torch.losses import TorchParts, check_reduction, divides_by_class, to_module
-from spark_estimator.estimators.torch.metric_names import group_metrics
 from spark_estimator.estimators.torch.steps.recipe import StepRecipe
 from spark_estimator.estimators.torch.steps.schedules import read_schedule
 from spark_estimator.torch.sending import prepare_to_send

@@ -36,9 +36,9 @@ from spark_estimator.estimators.torch.rank_state import (
     set_rng_state,
     take_buffers,
 )
+from spark_estimator.estimators.torch.skipped_steps import SkippedSteps
 from spark_estimator.estimators.torch.stepping import make_passes
 from spark_estimator.estimators.torch.steps.recipe import Stepper
-from spark_estimator.estimators.torch.steps.skipped_steps import SkippedSteps
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.log import get_logger
 from spark_estimator.torch.rates import multiply_groups, multiply_schedules

@@ -269,7 +269,7 @@ class Rates:
             self.scheduler.load_state_dict(content)
 
 
-def check_monitor(schedule: Schedule, metrics: Iterable[str], *, has_validation: bool) -> None:
+def check_monitor(schedule: RateSchedule, metrics: Iterable[str], *, has_validation: bool) -> None:
     """Raise ValueError for a monitor that is no number of the history.
 
     Args:

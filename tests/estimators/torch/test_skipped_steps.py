@@ -16,12 +16,12 @@ from torch import nn
 import spark_estimator.torch as hvd
 from spark_estimator.data.rank.epoch_rows import Batch
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.torch import skipped_steps
 from spark_estimator.estimators.torch.epoch_means import EpochMeans
 from spark_estimator.estimators.torch.losses import TorchParts
-from spark_estimator.estimators.torch.steps import skipped_steps
+from spark_estimator.estimators.torch.skipped_steps import SkippedSteps
 from spark_estimator.estimators.torch.steps.recipe import MOST_SKIPPED, Stepper, StepRecipe
 from spark_estimator.estimators.torch.steps.schedules import read_schedule
-from spark_estimator.estimators.torch.steps.skipped_steps import SkippedSteps
 from tests.estimators.specs import X, Y
 from tests.estimators.torch.test_trainer import ROWS, alone, fitted, rows, table
 from tests.torch.rank_pool import RankPool

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from spark_estimator.estimators.torch.metric_names import group_metrics, group_values, key_by_name, name_metrics
+from spark_estimator.estimators.metric_names import group_metrics, group_values, key_by_name, name_metrics
 
 
 def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
