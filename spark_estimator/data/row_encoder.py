@@ -288,7 +288,7 @@ class RowEncoder:
         if self.decoders or self.categories or self.transformation is not None:
             return None
         arrays = {_name_array(numbers): to_numbers(batch.column(_name_array(numbers))) for numbers in self.packed}
-        kinds = {}
+        kinds = {}  # of columns in an array with others: its columns, and the type of its values
         for numbers, array in zip(self.packed, arrays.values(), strict=True):
             values = array if len(numbers) == 1 else array.flatten()
             has_rule = any(get_policy(self.nulls, self.columns[number]) != "error" for number in numbers)
@@ -297,8 +297,8 @@ class RowEncoder:
             if len(numbers) > 1:
                 kinds.update({f"c{number}": (numbers, values.type) for number in numbers})
         for each in self.fields:
-            sources = {kinds.get(column) for column in each.columns}
-            if len(sources) > 1 or ((kind := sources.pop()) and kind[1] != pyarrow.from_numpy_dtype(each.stored_dtype)):
+            forms = {kinds.get(column) for column in each.columns}
+            if len(forms) > 1 or ((form := forms.pop()) and form[1] != pyarrow.from_numpy_dtype(each.stored_dtype)):
                 return None
         if self.marker is not None:
             arrays["marker"] = read_marks(batch.column(self.marker))
@@ -306,13 +306,13 @@ class RowEncoder:
 
     def _take_packed(self, batch: pyarrow.RecordBatch, field: Field) -> Array:
         """Return the matrix of a field whose columns an array of Spark has; a view, if it has no others."""
-        wanted = [int(column[1:]) for column in field.columns]
-        numbers = next(numbers for numbers in self.packed if wanted[0] in numbers)
+        columns = [int(column[1:]) for column in field.columns]
+        numbers = next(numbers for numbers in self.packed if columns[0] in numbers)
         rows: Array = batch.column(_name_array(numbers)).flatten().to_numpy().reshape(-1, len(numbers))
-        first, stop = numbers.index(wanted[0]), numbers.index(wanted[-1]) + 1
-        if numbers[first:stop] == tuple(wanted):
+        first, stop = numbers.index(columns[0]), numbers.index(columns[-1]) + 1
+        if numbers[first:stop] == tuple(columns):
             return numpy.ascontiguousarray(rows[:, first:stop])
-        return rows.take(list(map(numbers.index, wanted)), axis=1)
+        return rows.take(list(map(numbers.index, columns)), axis=1)
 
 
 def _name_array(numbers: Sequence[int]) -> str:
