@@ -77,8 +77,8 @@ def read_log(folder: str, version: Version = None, storage_options: Mapping[str,
         import deltalake
     except ImportError as error:
         raise DataError(
-            f"{folder} is a Delta table, and the package that reads its log is not installed here. Install the extra: "
-            "pip install 'spark-estimator[delta]'. Or read it with Spark: fit(df), or df.write.parquet(path)."
+            f"{folder} is a Delta table, and the package that reads its log is not installed here: pip install "
+            "deltalake. Or read it with Spark: fit(df), or df.write.parquet(path)."
         ) from error
     try:
         table = deltalake.DeltaTable(folder, storage_options=_translate_options(storage_options or {}))

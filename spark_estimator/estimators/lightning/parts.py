@@ -14,7 +14,6 @@ from torch import nn
 
 from spark_estimator.estimators.checks import check_labels, check_list, describe_value
 from spark_estimator.estimators.torch import losses as torch_losses
-from spark_estimator.estimators.torch import params as torch_params
 from spark_estimator.estimators.torch import parts as torch_parts
 from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.lightning import removed_hooks
@@ -173,6 +172,8 @@ def _get_for_torch(name: str, value: Callable[[str], Any]) -> Any:
     """Return a parameter as `torch_parts` asks for it; None for those that Lightning's estimator does not have."""
     if name == "callbacks":
         return []
+    from spark_estimator.estimators.torch import params as torch_params  # it imports pyspark, which ranks don't need
+
     absent = dict.fromkeys(("learning_rate", "train_minibatch_fn", "mixed_precision"))
     absent |= {row.name: row.default for row in torch_params.RECIPE} | {"channels_last": False}
     return absent[name] if name in absent else value(name)

@@ -64,16 +64,16 @@ def test_only_true_ends_the_training(answers: list[Any], ends: bool) -> None:
 
 
 def test_a_batch_is_reported_to_callbacks_that_want_it() -> None:
-    class Own(Callback):
+    class Counting(Callback):
         def __init__(self) -> None:
             self.seen: list[tuple[int, float]] = []
 
         def on_batch_end(self, step: int, loss: float) -> None:
             self.seen.append((step, loss))
 
-    own = Own()
-    end = TorchCallbacks([Callback(), own, object()]).find_batch_end()
+    counting = Counting()
+    end = TorchCallbacks([Callback(), counting, object()]).find_batch_end()
     assert end is not None
     end(3, 0.5)
-    assert own.seen == [(3, 0.5)]
+    assert counting.seen == [(3, 0.5)]
     assert TorchCallbacks([Callback(), object()]).find_batch_end() is None, "a step costs nothing then"
