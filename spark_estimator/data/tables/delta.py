@@ -22,9 +22,8 @@ from urllib.parse import unquote
 import pyarrow
 import pyarrow.compute
 
-from spark_estimator.data.deleted_rows import LiveRows
 from spark_estimator.data.numbers import get_kind
-from spark_estimator.data.parquet_file import DataFile, to_local_form
+from spark_estimator.data.parquet_file import DataFile, LiveRows, to_local_form
 from spark_estimator.env import Settings
 from spark_estimator.errors import DataError
 from spark_estimator.store import FilesystemStore
@@ -78,7 +77,7 @@ def read_log(folder: str, version: Version = None, storage_options: Mapping[str,
     except ImportError as error:
         raise DataError(
             f"{folder} is a Delta table, and the package that reads its log is not installed here: pip install "
-            "deltalake. Or read it with Spark: fit(df), or df.write.parquet(path)."
+            "'deltalake>=1.6.6' (the extra delta). Or read it with Spark: fit(df), or df.write.parquet(path)."
         ) from error
     try:
         table = deltalake.DeltaTable(folder, storage_options=_translate_options(storage_options or {}))

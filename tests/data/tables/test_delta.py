@@ -151,7 +151,7 @@ def test_types_that_were_not_widened_are_refused(table: Path) -> None:
 
 def test_the_extra_is_named_where_it_is_missing(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(DataError, match=r"pip install 'spark-estimator\[delta\]'"):
+    with pytest.raises(DataError, match=r"pip install 'deltalake>=.*the extra delta"):
         find_files(str(table))
 
 
