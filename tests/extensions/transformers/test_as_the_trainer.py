@@ -65,7 +65,7 @@ def run_trainer(rows: list[list[int]], folder: Path) -> list[float]:
         num_train_epochs=1,
         warmup_steps=0.1,
         weight_decay=0.1,
-        learning_rate=5e-3,
+        learning_rate=1e-3,
         use_cpu=True,
         report_to=[],
         save_strategy="no",
@@ -91,7 +91,7 @@ def test_losses_are_the_trainer_s(spark: SparkSession, causal_folder: str, tmp_p
         batch_size=ROWS // size,
         backward_passes_per_step=PASSES,
         epochs=STEPS * PASSES * ROWS // len(texts),
-        learning_rate=5e-3,
+        learning_rate=1e-3,
         weight_decay=0.1,
         warmup_ratio=0.1,
         random_seed=1,
@@ -107,4 +107,4 @@ def test_losses_are_the_trainer_s(spark: SparkSession, causal_folder: str, tmp_p
     theirs = run_trainer(rows, tmp_path / "trainer")
     # The Trainer divides the sum over a pass by the labels of the whole step.
     assert ours == pytest.approx([loss * PASSES for loss in theirs], rel=1e-5, abs=1e-5)
-    assert ours[-1] < ours[0] / 2
+    assert sum(ours[-20:]) < 0.7 * sum(ours[:20])

@@ -34,7 +34,7 @@ def estimator(**changed: Any) -> TransformersEstimator:
 def reviewer(classifier_folder: str, reviews: DataFrame) -> TransformersModel:
     """A trained classifier."""
     made = estimator(
-        model=classifier_folder, label_col="kind", validation="held", epochs=4, learning_rate=5e-3, batch_size=8
+        model=classifier_folder, label_col="kind", validation="held", epochs=6, learning_rate=5e-3, batch_size=8
     )
     return made.fit(reviews)
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from spark_estimator import DataError
 from spark_estimator.estimators.torch.losses import compute_loss
+from spark_estimator.estimators.torch.steps.recipe import PLAIN
 from spark_estimator.extensions.transformers.module import TextModule, check_causal, check_packing, make_net
 from spark_estimator.extensions.transformers.pretrained import Pretrained
 from spark_estimator.extensions.transformers.tokens import NO_TARGET, PADDING
@@ -111,7 +112,8 @@ def test_models_that_do_not_fit(task: Any, model: Any, message: str) -> None:
 def test_rows_that_have_nothing_to_learn_have_no_loss(causal_folder: str) -> None:
     """As the driver tries the model on the first rows."""
     chat = replace(CAUSAL, chat=True, packed=False)
-    parts = TextParts(Pretrained.from_parameter(causal_folder), chat, None, tiny.tokenizer(), 1e-3, 0.0).make_parts()
+    pretrained = Pretrained.from_parameter(causal_folder)
+    parts = TextParts(pretrained, chat, None, tiny.tokenizer(), 1e-3, 0.0, recipe=PLAIN).make_parts()
     ids, labels = torch.tensor([[2, 8, 9, 3]]), torch.full((1, 4), NO_TARGET)
     loss, _, _ = compute_loss(parts, parts.model, [ids], [labels], None, 1)
     assert loss.value.item() == 0.0
