@@ -100,8 +100,8 @@ def test_progress(line: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     estimator(model=SlowLine(), validation="held", epochs=3, verbose=1).fit(line)
     errors = capsys.readouterr().err.splitlines()
     lines = "\n".join(text for text in errors if text.startswith("spark_estimator: epoch "))
-    assert re.search(r"epoch 1/3 \[#*\.*\], (validation )?step \d/[25], .*loss \d", lines), lines
-    assert re.search(r" rows/s, ETA 0:0\d, .*; epoch \d: loss [\d.]+, val_loss [\d.]+, error [\d.]+", lines), lines
+    assert re.search(r"epoch \d/3 \[#*\.*\], (validation )?step \d/[25], [^;]*loss \d", lines), lines
+    assert re.search(r" rows/s, ETA [\d:]+, .*; epoch \d: loss [\d.]+, val_loss [\d.]+, error [\d.]+", lines), lines
 
 
 @pytest.mark.slow

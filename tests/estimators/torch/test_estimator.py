@@ -138,7 +138,7 @@ def test_progress_and_names_of_metrics(
     printed = capsys.readouterr()
     lines = "\n".join(text for text in printed.err.splitlines() if text.startswith("spark_estimator: epoch "))
     assert re.search(r"epoch \d/3 \[#*\.*\], (validation )?step \d/[25], .*loss \d", lines), printed.err
-    assert re.search(r" rows/s, ETA 0:0\d, .*; epoch \d: loss [\d.]+, val_loss [\d.]+, slow_error [\d.]+, ", lines), (
+    assert re.search(r" rows/s, ETA [\d:]+, .*; epoch \d: loss [\d.]+, val_loss [\d.]+, slow_error [\d.]+, ", lines), (
         lines
     )
     assert f"epoch 3/3, train loss {last['train']['loss']:.4g}, train slow_error " in printed.out
