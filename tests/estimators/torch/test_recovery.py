@@ -123,6 +123,7 @@ def resumed_with_all_switches(rank: int, folder: str) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_kills_and_resumes_leave_the_numbers_with_every_switch_on(folder: str) -> None:
     undisturbed, resumed = run_ranks(2, resumed_with_all_switches, 240, args=(folder,))[0]
     history = json.loads(undisturbed[0])
