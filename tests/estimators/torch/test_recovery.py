@@ -24,6 +24,7 @@ from spark_estimator.collectives import rendezvous
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.estimators.rank_run import KnownRun
+from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.estimators.torch.recovery import BegunRun, EndedEpochs
 from spark_estimator.estimators.torch.steps.recipe import StepRecipe
 from spark_estimator.estimators.torch.steps.schedules import read_schedule
@@ -90,17 +91,22 @@ def test_kills_leave_the_numbers_of_an_undisturbed_training(folder: str) -> None
 class Spoiled(Killing):
     """Is no number where a label is large: in some batches of either rank, in each epoch."""
 
-    def __init__(self, folder: str, kills: list[tuple[int, int, bool]], stop: int | None) -> None:
-        super().__init__(folder, kills)
-        self._stop = stop  # raises at this batch of training, on all ranks
-
     def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         loss = super().forward(output, label)
-        if not torch.is_grad_enabled():
-            return loss
-        if self._calls[True] == self._stop:
-            raise InterruptedError
-        return loss * float("nan") if bool((label > 5.0).any()) else loss
+        return loss * float("nan") if torch.is_grad_enabled() and bool((label > 5.0).any()) else loss
+
+
+class Stopping(Callback):
+    """Raises after a number of batches, on all ranks."""
+
+    def __init__(self, most: int | None) -> None:
+        self._left = most
+
+    def on_batch_end(self, step: int, loss: float) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                raise InterruptedError
 
 
 def with_all_switches(
@@ -109,8 +115,8 @@ def with_all_switches(
     torch.set_num_threads(1)
     values = {"lr_scheduler": "cosine", "warmup_steps": 4, "warmup_ratio": 0.0}
     recipe = StepRecipe(clip_norm=0.5, schedule=read_schedule(values.__getitem__)[0], skips=True)
-    loss = Spoiled(folder, kills, stop)
-    result = trained(folder, loss=loss, parts={"recipe": recipe, "precision": "fp16"}, **changed)
+    parts = {"recipe": recipe, "precision": "fp16", "callbacks": [Stopping(stop)]}
+    result = trained(folder, loss=Spoiled(folder, kills), parts=parts, **changed)
     return None if result is None else (json.dumps(result.history), result.state)
 
 
