@@ -31,6 +31,7 @@ from spark_estimator.data.numbers import get_kind
 from spark_estimator.data.parquet import DataFiles, find_files
 from spark_estimator.data.parquet_file import DataFile
 from spark_estimator.data.quoting import number_columns, rename_columns
+from spark_estimator.data.tables import delta
 from spark_estimator.errors import DataError, find_task_error
 from spark_estimator.log import get_logger
 from spark_estimator.store import FilesystemStore
@@ -316,15 +317,15 @@ def _get_session(frame: DataFrame) -> str | None:
 
 
 def find_data_set(store: FilesystemStore, folder: str) -> DataFiles:
-    """Return the data set in a folder: what a manifest lists, or all that Spark (or who writes ``_SUCCESS``) has put
-    there.
+    """Return the data set in a folder: what a manifest, or the log of a Delta table, lists, or all that Spark (or who
+    writes ``_SUCCESS``) has put there.
 
     Raises:
         DataError: there is none, it is incomplete, or its manifest is not one of this package.
     """
     if store.exists(f"{folder}/{MANIFEST}"):
         return _list_files(store, folder)
-    if store.exists(f"{folder}/_SUCCESS"):
+    if store.exists(f"{folder}/_SUCCESS") or delta.is_delta(folder, store):
         return find_files(folder, store)
     raise DataError(
         f"{folder} holds no complete data: neither {MANIFEST}, which is written last, nor Spark's _SUCCESS is there. "

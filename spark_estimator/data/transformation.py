@@ -298,7 +298,7 @@ def _make_column(values: pandas.Series, name: str, shown: Shown | None, row: int
     if isinstance(array, pyarrow.ChunkedArray):
         array = array.combine_chunks()
     if pyarrow.types.is_decimal(array.type):
-        array = array.cast(pyarrow.float64())
+        array = to_numbers(array)
     if shown is None:
         kind = array.type
         if pyarrow.types.is_null(kind):

@@ -81,6 +81,7 @@ def read_log(folder: str, version: Version = None, storage_options: Mapping[str,
         ) from error
     try:
         table = deltalake.DeltaTable(folder, storage_options=_translate_options(storage_options or {}))
+        version = _read_version(folder, version, table.version())
         if version is not None:
             table.load_as_version(version)
         if not isinstance(version, (int, type(None))):
@@ -231,14 +232,31 @@ def _find_mapping(table: Any) -> str:
     return str(table.metadata().configuration.get("delta.columnMapping.mode", "none"))
 
 
-def _check_moment(table: Any, moment: str | datetime.datetime) -> None:
+def _check_moment(table: Any, moment: datetime.datetime) -> None:
     """Raise ValueError for a moment before the first version, for which deltalake returns that one."""
-    if isinstance(moment, str):
-        moment = datetime.datetime.fromisoformat(moment.replace("Z", "+00:00"))
     zone = datetime.timezone.utc
     written = datetime.datetime.fromtimestamp(int(table.history(1)[0]["timestamp"]) / 1000, zone)
     if (moment if moment.tzinfo else moment.replace(tzinfo=zone)) < written:
         raise ValueError(f"the first version that is left is of {written.isoformat()}")
+
+
+def _read_version(folder: str, version: Version, last: int) -> int | datetime.datetime | None:
+    """Return a version, or a moment, that the user has named.
+
+    Raises:
+        DataError: it is neither, or the table lacks that version.
+    """
+    if isinstance(version, str):
+        try:
+            return datetime.datetime.fromisoformat(version.replace("Z", "+00:00"))
+        except ValueError as error:
+            raise DataError(
+                f"version={version!r} of the Delta table {folder} is neither a number nor a moment in ISO's form, such "
+                "as '2026-01-31T12:00:00'."
+            ) from error
+    if isinstance(version, int) and not 0 <= version <= last:
+        raise DataError(f"the Delta table {folder} has no version {version}: they are 0 to {last}.")
+    return version
 
 
 def _find_live_rows(table: Any, paths: Sequence[str]) -> pyarrow.Array:

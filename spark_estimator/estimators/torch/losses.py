@@ -364,8 +364,8 @@ def compute_by_row(loss: Any, output: torch.Tensor, label: torch.Tensor, *, chec
             raise DataError(
                 f"sample_weight_col needs the loss of each row, but {loss!r} is {mean.item():.6g} for {len(label)} "
                 f"rows, and with reduction='none' it returns the shape {list(values.shape)} with the mean "
-                f"{values.mean().item():.6g}. Leave sample_weight_col out, or write a loss that is the mean of its "
-                "rows'."
+                f"{values.mean().item():.6g}. Leave sample_weight_col out, or return the loss of each row where "
+                "`reduction` (of a class: self.reduction) is 'none', and their mean where it is 'mean'."
             )
     return by_row
 

@@ -64,12 +64,12 @@ class SkippedSteps:
             self._reports += 1
             first = done - len(self._batches)
             texts = [self._describe(*entry) for entry in self._batches]
-            at = f"epoch {epoch + 1}, batches {first + 1} to {done}"
+            batches = f"batch {done}" if first + 1 == done else f"batches {first + 1} to {done}"
             for number, text in enumerate(texts, first + 1):
                 if text:
                     log_to_driver(f"epoch {epoch + 1}, batch {number}: {text}")
             if context.rank() == 0:
-                log_to_driver(f"{at}: the step was skipped, as the gradient of all ranks was not finite.")
+                log_to_driver(f"epoch {epoch + 1}, {batches}: the step was skipped: the joint gradient was not finite.")
         sums, buffers = self._before
         self._sums.restore(sums)
         for buffer, before in zip(self._list_buffers(), buffers, strict=True):

@@ -17,9 +17,11 @@ pytest.importorskip("torch")
 
 from benchmarks.data.delta_tables import delete_rows, edit_columns, find_adds, make_protocol
 from spark_estimator.data import make_torch_dataloader
+from spark_estimator.data.materialize import find_data_set
 from spark_estimator.data.parquet import find_files
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.petastorm.dataset import find_dataset
+from spark_estimator.store import LocalStore
 
 #: delta-rs wrote it: n (0 to 13, 2, 9 and 13 deleted), partition columns part (n % 2) and kind (null where n % 4 == 3),
 #: z from 8 on; a checkpoint at version 2, and two versions after it.
@@ -57,6 +59,11 @@ def test_removed_files_are_not_read(table: Path, checkpoint: bool) -> None:
     assert len(list(table.rglob("part-*.parquet"))) == 9 and len(find_files(str(table)).files) == 6
 
 
+def test_its_log_makes_a_table_a_whole_data_set(table: Path) -> None:
+    """For ``fit_on_parquet``, which refuses what a write may have left half done."""
+    assert len(find_data_set(LocalStore(str(table.parent)), str(table)).files) == 6
+
+
 def test_versions_that_a_checkpoint_holds_may_be_gone(table: Path) -> None:
     for version in range(3):
         (table / "_delta_log" / f"{version:020}.json").unlink()
@@ -70,7 +77,13 @@ def test_a_version_is_read_again(table: Path) -> None:
     first = rows(table, ["n"], version=0)
     assert first and first != rows(table, ["n"]) == rows(table, ["n"], version=4)
     assert rows(table, ["n"], version=datetime.datetime(2100, 1, 1)) == rows(table, ["n"])
-    for version, message in ((77, "version 77, cannot be read"), ("2001-01-01T00:00:00Z", "the first version")):
+    assert rows(table, ["n"], version="2100-01-01") == rows(table, ["n"])
+    for version, message in (
+        (77, "has no version 77: they are 0 to 4"),
+        (-1, "has no version -1"),
+        ("yesterday", "version='yesterday' of the Delta table .* is neither a number nor a moment"),
+        ("2001-01-01T00:00:00Z", "the first version"),
+    ):
         with pytest.raises(DataError, match=message):
             rows(table, ["n"], version=version)
     with pytest.raises(DataError, match=r"parquet is no Delta table, and has no version 1"):

@@ -191,7 +191,7 @@ def test_what_others_compute_from_a_library_s_loss_is_not_taken_for_it(loss: nn.
     output, label = torch.randn(6, 1), torch.randn(6, 1)
     assert not is_from_torch(loss)
     assert joint(loss, [output], [label], None) == pytest.approx(loss(output, label).item())
-    with pytest.raises(DataError, match="write a loss that is the mean of its rows'"):
+    with pytest.raises(DataError, match="return the loss of each row where"):
         joint(loss, [output], [label], torch.ones(6))
 
 
@@ -207,7 +207,7 @@ def test_a_mean_over_classes_is_found_in_the_batch_that_shows_it() -> None:
     torch.manual_seed(0)
     loss, weights = Negated(weight=torch.tensor([1.0, 1.0, 6.0])), torch.ones(6)
     assert joint(loss, [torch.randn(6, 3)], [torch.zeros(6, dtype=torch.long)], weights) > 0
-    with pytest.raises(DataError, match=r"Negated\(.*\) is .* for 6 rows, and .* write a loss"):
+    with pytest.raises(DataError, match=r"Negated\(.*\) is .* for 6 rows, and .* return the loss of each row"):
         joint(loss, [torch.randn(6, 3)], [torch.tensor([0, 0, 1, 2, 1, 0])], weights)
 
 

@@ -225,4 +225,4 @@ def test_rank_and_rows_are_named(monkeypatch: pytest.MonkeyPatch, spoil: str, wo
     assert torch.equal(net.state_dict()["1.running_mean"], before["1.running_mean"])
     assert len(lines) == 2 and lines[0].startswith("epoch 1, batch 3: ")
     assert re.search(words, lines[0]), lines[0]
-    assert lines[1] == "epoch 1, batches 3 to 3: the step was skipped, as the gradient of all ranks was not finite."
+    assert lines[1] == "epoch 1, batch 3: the step was skipped: the joint gradient was not finite."

@@ -258,7 +258,7 @@ class Rates:
         return {"scheduler": self.scheduler.state_dict(), "schedule": [*self._made, self._unmoved]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. That of a scheduler that is still to be made is used then, and none makes it anew."""
+        """Restore a state. That of a scheduler that is still to be made is used then; an empty one forgets it."""
         if "scheduler" not in state:
             if self._schedule is not None and self._schedule.make is not None:
                 self.scheduler, self._made, self._unmoved = None, (0, 1), 0
