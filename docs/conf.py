@@ -26,6 +26,8 @@ exclude_patterns = ["databricks", "sphinx_reference", "_static"]
 default_role = "py:obj"
 python_maximum_signature_line_length = 80
 autodoc_typehints_format = "short"
+# A method that overrides one of PyTorch or Keras must not show the text of theirs.
+autodoc_inherit_docstrings = False
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 toc_object_entries_show_parents = "hide"
