@@ -84,7 +84,7 @@ def read_log(folder: str, version: Version = None, storage_options: Mapping[str,
         version = _read_version(folder, version, table.version())
         if version is not None:
             table.load_as_version(version)
-        if not isinstance(version, (int, type(None))):
+        if isinstance(version, datetime.datetime):
             _check_moment(table, version)
         _check_table(folder, table)
         files = pyarrow.table(table.get_add_actions())

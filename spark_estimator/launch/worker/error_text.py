@@ -91,8 +91,8 @@ def _format_group(error: BaseException) -> str:
 
 
 def _format_member(error: BaseException) -> str:
-    text = _format_group(error).split("\n", 1)[0]
-    return text if error.__cause__ is None else f"{text} (from {_format_group(error.__cause__).split(chr(10), 1)[0]})"
+    text, *causes = (_format_group(link).split("\n", 1)[0] for link in (error, error.__cause__) if link is not None)
+    return f"{text} (from {causes[0]})" if causes else text
 
 
 def _describe_origin(error: BaseException) -> str:
