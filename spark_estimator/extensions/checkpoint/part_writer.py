@@ -46,6 +46,7 @@ class WritePart:
     def _write_part(self, writer: Writer, copy: PendingCopy) -> int:
         """Write this rank's part, and on rank 0 the file that completes the checkpoint. Return the part's bytes."""
         ticket, job, view = copy.ticket, copy.job, copy.view
+        self._check_superseded(writer, job["path"])
         table = json.loads(bytes(view[job["table"][0] : sum(job["table"])]))
         path, rank, end = job["path"], job["rank"], job["end"]
         if "://" in path:
@@ -100,12 +101,25 @@ class WritePart:
             if not missing:
                 return
             writer.check(ticket)
+            self._check_superseded(writer, path)
             if writer.is_orphan:
                 until = min(until, time.monotonic() + grace.total_seconds())
             if time.monotonic() > until:
                 raise GivenUpError(f"the ranks of {', '.join(sorted(missing))} have not written their parts")
             writer.pause(pause)
             pause = min(2 * pause, _LONGEST_POLL)
+
+    def _check_superseded(self, writer: Writer, path: str) -> None:
+        """Raise GivenUpError if the rank has ended, and a training that began later has saved a checkpoint here.
+
+        The ranks that it goes on with have dropped their copies of this one: nobody would complete it.
+        """
+        root, own = posixpath.dirname(path), folders.Folder.parse(posixpath.basename(path))
+        if not writer.is_orphan or own is None:
+            return
+        newer = [folder for folder in folders.list_folders(self._store, root) if folder > own]
+        if any(folders.is_complete(self._store, root, folder) for folder in newer):
+            raise GivenUpError(f"{root} has a newer checkpoint than that of step {own.step}")
 
     def _clean(self, writer: Writer, job: dict[str, Any]) -> None:
         root = posixpath.dirname(job["path"])

@@ -138,6 +138,33 @@ def test_a_checkpoint_that_another_rank_has_given_up_is_not_awaited(rank: Rank, 
     assert rank.control.failed == 1 and reading.complete_steps(str(tmp_path)) == []
 
 
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_the_copy_of_a_rank_that_has_ended_yields_to_a_later_beginning(
+    rank: Rank, tmp_path: Path, is_complete: bool
+) -> None:
+    later = tmp_path / step(3, generation=2).name
+    later.mkdir()
+    if is_complete:
+        (later / folders.METADATA).touch()
+    rank.part(step(3), state=SlotState.STANDBY)
+    (report,) = rank.run()
+    assert report["error"] == (f"{tmp_path} has a newer checkpoint than that of step 3" if is_complete else "")
+    assert (tmp_path / step(3).name).exists() != is_complete
+
+
+def test_parts_are_not_awaited_after_a_later_beginning_has_saved(rank: Rank, tmp_path: Path) -> None:
+    rank.part(step(3), 0, 2, state=SlotState.STANDBY)
+    first = threading.Thread(target=rank.run)
+    first.start()
+    while not (tmp_path / step(3).name / folders.make_note_name(0)).exists():
+        time.sleep(0.01)
+    (tmp_path / step(2, generation=2).name).mkdir()
+    (tmp_path / step(2, generation=2).name / folders.METADATA).touch()
+    first.join(timeout=20)
+    assert not first.is_alive(), "it waits for rank 1's part"
+    assert rank.control.failed == 1
+
+
 def test_older_checkpoints_are_removed_once_a_newer_one_is_whole(rank: Rank, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         (tmp_path / step(number).name).mkdir()
