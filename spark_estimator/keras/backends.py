@@ -1,11 +1,12 @@
 """Reduces a step's gradients over the ranks with the module of the backend that Keras runs on.
 
-Each of ``on_torch``, ``on_tensorflow`` and ``on_jax`` has the same four functions: `reduce_gradients`,
-`are_all_true`, `factor` and `only_when`.
+Each module of a backend has the same four functions: `reduce_gradients`, `are_all_true`, `factor` and `only_when`. That
+of TensorFlow is a part of its binding, which is above this one: it is loaded by name, and has more functions.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,17 +15,16 @@ from spark_estimator.collectives import context
 from spark_estimator.keras.exchange import KerasExchange
 from spark_estimator.keras.importing import backend
 
+_MODULES = {
+    "jax": "spark_estimator.keras.on_jax",
+    "tensorflow": "spark_estimator.tensorflow.keras_backend",
+    "torch": "spark_estimator.keras.on_torch",
+}
+
 
 def load_backend(name: str | None = None) -> Any:
     """Return the module for a backend, by default that of the process's Keras. Raises ImportError: none is."""
-    name = name or backend()
-    if name == "torch":
-        from spark_estimator.keras import on_torch as module
-    elif name == "tensorflow":
-        from spark_estimator.keras import on_tensorflow as module  # type: ignore[no-redef]
-    else:
-        from spark_estimator.keras import on_jax as module  # type: ignore[no-redef]
-    return module
+    return importlib.import_module(_MODULES[name or backend()])
 
 
 def reduce_gradients(

@@ -29,6 +29,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import broadcast_object
 from spark_estimator.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, State, rejoin, run_fn
 from spark_estimator.keras import exchange
+from spark_estimator.keras.backends import load_backend
 from spark_estimator.keras.callbacks import HorovodCallback, sync_jax_state
 from spark_estimator.keras.importing import backend
 from spark_estimator.keras.optimizers import build
@@ -80,9 +81,7 @@ def wrap_engine_errors(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
         except Exception as error:
             cause = next((failure for failure in exchange.failures if isinstance(failure, HorovodInternalError)), None)
             if cause is None and backend() == "tensorflow":
-                from spark_estimator.tensorflow.elastic import find_failure
-
-                cause = find_failure(error)
+                cause = load_backend("tensorflow").find_failure(error)
             if cause is None:
                 raise
             raise cause from error

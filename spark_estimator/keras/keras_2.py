@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,8 +57,7 @@ def make_namespace(base: Any, exchange: KerasExchange) -> dict[str, Any]:
             return base.apply_gradients(self, pairs, *args, **kwargs)
         return passes.apply(self, lambda: base.apply_gradients(self, pairs, *args, **kwargs))
 
-    from spark_estimator.keras.on_tensorflow import keep_unconverted
-
+    keep_unconverted = load_backend("tensorflow").keep_unconverted
     added: dict[str, Any] = {"_HAS_AGGREGATE_GRAD": True, "compute_gradients": keep_unconverted(compute_gradients)}
     if hasattr(base, "_compute_gradients"):
         added["_compute_gradients"] = keep_unconverted(_compute_gradients)
@@ -71,10 +71,9 @@ class _Passes:
     """Several passes' gradients, which are added up before the ranks exchange them and step."""
 
     def __init__(self, exchange: KerasExchange) -> None:
-        from spark_estimator.tensorflow.aggregation import Aggregation
-
         self._exchange = exchange
-        self._aggregation = Aggregation(exchange.accumulates, average=not exchange.sums_passes)
+        make_aggregation = load_backend("tensorflow").Aggregation
+        self._aggregation = make_aggregation(exchange.accumulates, average=not exchange.sums_passes)
 
     def add_gradients(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         exchange = self._exchange
@@ -85,9 +84,9 @@ class _Passes:
             gradients = [
                 None if gradient is None else gradient * tf.cast(factor, gradient.dtype) for gradient in gradients
             ]
-        return self._aggregation.add_gradients(
-            gradients, variables, lambda sums: reduce_gradients(exchange, sums, variables, variables)
-        )
+        reduce = functools.partial(reduce_gradients, exchange, variables=variables, everything=variables)
+        result: list[Any] = self._aggregation.add_gradients(gradients, variables, reduce)
+        return result
 
     def apply(self, optimizer: Any, apply: Callable[[], Any]) -> Any:
         # as in Horovod, a pass counts as one of the optimizer's iterations

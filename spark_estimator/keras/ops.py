@@ -7,7 +7,7 @@ On other backends they work outside of compiled code, and give arrays for what i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -151,20 +151,9 @@ def _is_on_tensorflow() -> bool:
 
 def _run_in_tensorflow(collective: str, value: Any, **arguments: Any) -> Any:
     """Call the TensorFlow binding's collective; its result, which Keras' session computes in a graph of Keras 2."""
-    import tensorflow as tf
+    from spark_estimator.keras.backends import load_backend
 
-    from spark_estimator.tensorflow import gathering, reducing
-
-    binding = gathering if collective in ("allgather", "broadcast") else reducing
-    call: Callable[..., Any] = getattr(binding, collective)
-    convert = tf.convert_to_tensor
-    converted = [convert(item) for item in value] if collective == "grouped_allreduce" else convert(value)
-    result = call(converted, **arguments)
-    if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
-        return result
-    from spark_estimator.keras.variables import find_keras_session
-
-    return find_keras_session().run(result)
+    return load_backend("tensorflow").run_collective(collective, value, **arguments)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from spark_estimator.keras.backends import load_backend
 from spark_estimator.keras.importing import backend, is_keras_2
 from spark_estimator.keras.optimizers import (
     find_innermost,
@@ -83,9 +84,7 @@ def _multiply(rate: Any, factor: float, optimizer: Any) -> Any:
         return rate() * factor
 
     if backend(optimizer) == "tensorflow":
-        from spark_estimator.keras.on_tensorflow import keep_unconverted
-
-        call = keep_unconverted(call)
+        call = load_backend("tensorflow").keep_unconverted(call)
     if find_schedule(optimizer) is None:
         functools.update_wrapper(function, rate)
         setattr(function, _PLAIN, rate)

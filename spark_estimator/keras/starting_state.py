@@ -10,9 +10,10 @@ import numpy
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.collectives.process_set import ProcessSet, global_process_set
+from spark_estimator.keras.backends import load_backend
 from spark_estimator.keras.importing import backend
 from spark_estimator.keras.optimizers import list_variables
-from spark_estimator.keras.variables import assign, copy_value, describe_variables, find_keras_session
+from spark_estimator.keras.variables import assign, copy_value, describe_variables
 
 
 def broadcast_variables(
@@ -60,9 +61,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            from spark_estimator.tensorflow.starting_state import broadcast_global_variables as in_graph
-
-            return find_keras_session().run(in_graph(root_rank))
+            return load_backend("tensorflow").broadcast_in_graph(root_rank)
     raise RuntimeError(
         "broadcast_global_variables: eager execution has no list of global variables. Pass model.fit the callback "
         f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank!r}), or call "

@@ -70,8 +70,7 @@ def _swap(optimizer: Any, mixin: type | None, exchange: KerasExchange) -> None:
     if mixin is None:
         namespace |= keras_2.make_namespace(base, exchange)
     elif backend(optimizer) == "tensorflow":
-        from spark_estimator.keras.on_tensorflow import keep_unconverted
-
+        keep_unconverted = load_backend("tensorflow").keep_unconverted
         for name in ("apply", "check_finite", "_backend_apply_gradients", "_clip_gradients"):
             if hasattr(mixin, name):
                 namespace[name] = keep_unconverted(getattr(mixin, name))

@@ -143,20 +143,20 @@ def test_functions_of_the_backend(two_ranks: RankPool) -> None:
         import tensorflow as tf
 
         from spark_estimator._native import ReduceOp
-        from spark_estimator.keras import on_tensorflow
         from spark_estimator.keras.compression import Compression
         from spark_estimator.keras.exchange import KerasExchange
+        from spark_estimator.tensorflow import keras_backend
 
         exchange = KerasExchange("sgd", ReduceOp.SUM, Compression.none, 1.0, None, False, None)
 
         @tf.function
         def step(flag: Any) -> Any:
-            return on_tensorflow.are_all_true(exchange, flag), on_tensorflow.factor(exchange)
+            return keras_backend.are_all_true(exchange, flag), keras_backend.factor(exchange)
 
         for flag, factor in ((True, 1.0), (rank == 0, 2.5)):
             exchange.weight.set(factor)  # read when the step runs, not when it is traced
             every, read = step(tf.constant(flag))
             assert (bool(every), float(read)) == (factor == 1.0, factor)
-        assert on_tensorflow.only_when(False, lambda: (3, 4), [1, 2]) == [3, 4]
+        assert keras_backend.only_when(False, lambda: (3, 4), [1, 2]) == [3, 4]
 
     two_ranks.run(check)

@@ -1,4 +1,6 @@
-"""Gradients on Keras' TensorFlow backend: a step reduces them as the tape of ``spark_estimator.tensorflow`` does.
+"""What ``spark_estimator.keras`` does on Keras' TensorFlow backend; ``keras.backends`` loads this module by its name.
+
+Gradients of a step are reduced as by the tape of ``spark_estimator.tensorflow``.
 
 TensorFlow runs a graph's operations in another order on each rank. An operation that waits for other ranks is therefore
 a node that holds none of TensorFlow's threads while it waits. All other nodes of a step run after the ranks' agreement.
@@ -6,7 +8,7 @@ a node that holds none of TensorFlow's threads while it waits. All other nodes o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,11 +16,15 @@ import tensorflow as tf
 from spark_estimator._native import ReduceOp
 from spark_estimator.collectives.process_set import global_process_set
 from spark_estimator.keras.exchange import KerasExchange
-from spark_estimator.tensorflow import works
+from spark_estimator.keras.variables import find_keras_session
+from spark_estimator.tensorflow import gathering, reducing, works
+from spark_estimator.tensorflow.aggregation import Aggregation as Aggregation
+from spark_estimator.tensorflow.elastic import find_failure as find_failure
 from spark_estimator.tensorflow.gathering import run_allgather
 from spark_estimator.tensorflow.nodes import Naming, perform
 from spark_estimator.tensorflow.questions import ask_size
 from spark_estimator.tensorflow.reducing import TensorReduction, run_allreduce
+from spark_estimator.tensorflow.starting_state import broadcast_global_variables
 from spark_estimator.tensorflow.works import GraphCollective
 
 _KIND = "DistributedOptimizer"
@@ -107,6 +113,23 @@ def only_when(condition: Any, run: Any, values: Sequence[Any]) -> list[Any]:
 def keep_unconverted(function: Any) -> Any:
     """Return the function unchanged: in a user's ``tf.function`` AutoGraph would convert it."""
     return tf.autograph.experimental.do_not_convert(function)
+
+
+def run_collective(collective: str, value: Any, **arguments: Any) -> Any:
+    """Call the TensorFlow binding's collective; its result, which Keras' session computes in a graph of Keras 2."""
+    binding = gathering if collective in ("allgather", "broadcast") else reducing
+    call: Callable[..., Any] = getattr(binding, collective)
+    convert = tf.convert_to_tensor
+    converted = [convert(item) for item in value] if collective == "grouped_allreduce" else convert(value)
+    result = call(converted, **arguments)
+    if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
+        return result
+    return find_keras_session().run(result)
+
+
+def broadcast_in_graph(root_rank: int) -> Any:
+    """Copy the root's global variables into all others', in Keras' session of a graph of TensorFlow 1."""
+    return find_keras_session().run(broadcast_global_variables(root_rank))
 
 
 def check_no_xla() -> None:
