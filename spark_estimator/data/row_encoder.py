@@ -16,10 +16,11 @@ A value that does not fit raises DataError with its column, its row, and what to
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 import pyarrow
@@ -283,36 +284,70 @@ class RowEncoder:
             columns.update(zip((self.columns[number] for number in numbers), parts, strict=True))
         return pyarrow.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
-    def _keep_packed(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch | None:
-        """Return Spark's arrays as they are, and marks; None: something is to be done with a column first."""
+    @functools.cached_property
+    def _packed_forms(self) -> list[_PackedForm] | None:
+        """[arrays of Spark] what each has to be to stay as it is; None: something is to be done with columns first."""
         if self.decoders or self.categories or self.transformation is not None:
             return None
-        arrays = {_name_array(numbers): to_numbers(batch.column(_name_array(numbers))) for numbers in self.packed}
-        kinds = {}  # of columns in an array with others: its columns, and the type of its values
-        for numbers, array in zip(self.packed, arrays.values(), strict=True):
-            values = array if len(numbers) == 1 else array.flatten()
+        forms = []
+        for numbers in self.packed:
+            columns = {f"c{number}" for number in numbers}
+            fields = [each for each in self.fields if len(numbers) > 1 and columns & set(each.columns)]
+            if any(not columns.issuperset(each.columns) for each in fields):
+                return None
+            kinds = {pyarrow.from_numpy_dtype(each.stored_dtype) for each in fields}
             has_rule = any(get_policy(self.nulls, self.columns[number]) != "error" for number in numbers)
-            if array.null_count or values.null_count or (has_rule and has_nan(values)):
+            forms.append(_PackedForm(_name_array(numbers), len(numbers) > 1, has_rule, kinds))
+        return forms
+
+    def _keep_packed(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch | None:
+        """Return Spark's arrays as they are, and marks; None: something is to be done with a column first."""
+        arrays: dict[str, pyarrow.Array] = {}
+        if self._packed_forms is None:
+            return None
+        for form in self._packed_forms:
+            array = values = to_numbers(batch.column(form.name))
+            if form.has_columns:
+                values = array.flatten()
+                if any(values.type != kind for kind in form.kinds):
+                    return None
+            if array.null_count or values.null_count or (form.has_rule and has_nan(values)):
                 return None
-            if len(numbers) > 1:
-                kinds.update({f"c{number}": (numbers, values.type) for number in numbers})
-        for each in self.fields:
-            forms = {kinds.get(column) for column in each.columns}
-            if len(forms) > 1 or ((form := forms.pop()) and form[1] != pyarrow.from_numpy_dtype(each.stored_dtype)):
-                return None
+            arrays[form.name] = array
         if self.marker is not None:
             arrays["marker"] = read_marks(batch.column(self.marker))
         return pyarrow.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
+    @functools.cached_property
+    def _packed_places(self) -> dict[tuple[str, ...], tuple[str, int, slice | list[int]]]:
+        """By a field's columns: the array of Spark that has them, its number of columns, and the places in a row."""
+        places: dict[tuple[str, ...], tuple[str, int, slice | list[int]]] = {}
+        for each in self.fields:
+            columns = [int(column[1:]) for column in each.columns]
+            numbers = next(numbers for numbers in self.packed if columns[0] in numbers)
+            found = list(map(numbers.index, columns))
+            in_a_row = found == list(range(found[0], found[0] + len(found)))
+            places[each.columns] = (
+                _name_array(numbers),
+                len(numbers),
+                slice(found[0], found[0] + len(found)) if in_a_row else found,
+            )
+        return places
+
     def _take_packed(self, batch: pyarrow.RecordBatch, field: Field) -> Array:
         """Return the matrix of a field whose columns an array of Spark has; a view, if it has no others."""
-        columns = [int(column[1:]) for column in field.columns]
-        numbers = next(numbers for numbers in self.packed if columns[0] in numbers)
-        rows: Array = batch.column(_name_array(numbers)).flatten().to_numpy().reshape(-1, len(numbers))
-        first, stop = numbers.index(columns[0]), numbers.index(columns[-1]) + 1
-        if numbers[first:stop] == tuple(columns):
-            return numpy.ascontiguousarray(rows[:, first:stop])
-        return rows.take(list(map(numbers.index, columns)), axis=1)
+        name, count, places = self._packed_places[field.columns]
+        rows: Array = batch.column(name).flatten().to_numpy().reshape(-1, count)
+        return numpy.ascontiguousarray(rows[:, places]) if isinstance(places, slice) else rows.take(places, axis=1)
+
+
+class _PackedForm(NamedTuple):
+    """An array of Spark, as it has to be to stay as it is."""
+
+    name: str
+    has_columns: bool  # several, a row's scalars of which it holds
+    has_rule: bool  # for nulls, of a column in it
+    kinds: set[pyarrow.DataType]  # of the matrices that its columns are for: its values have them
 
 
 def _name_array(numbers: Sequence[int]) -> str:
