@@ -53,11 +53,11 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
-html_sidebars = {"index": [], "errors": []}  # pages without others below them
+html_sidebars = {"index": [], "errors": [], "is-it-for-me": [], "roadmap": []}  # pages without others below them
 html_theme_options = {
     "navbar_align": "left",
     "show_prev_next": True,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
     "show_toc_level": 2,
     "footer_start": [],
     "footer_end": ["sphinx-version"],

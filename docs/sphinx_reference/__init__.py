@@ -1,10 +1,12 @@
-"""A Sphinx extension: the directive `reference` shows a part of the reference that is generated from the code."""
+"""A Sphinx extension: the directive `reference` shows a part that is generated from the code; writes llms.txt."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from docutils import nodes
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -29,6 +31,26 @@ def name_repository_files(app: Sphinx, document: str, source: list[str]) -> None
     source[0] = re.sub(r"\[(?P<text>[^\]\n]+)\]\((?P<target>\.\.?/[^)#\s]+)(#[^)\s]*)?\)", name, source[0])
 
 
+def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
+    """Writes ``llms.txt`` beside the front page: the title of each page, its address and its first sentence."""
+    if error is not None or app.builder.format != "html":
+        return
+    lines = [
+        f"# {app.config.project}",
+        "",
+        "> Horovod's and HorovodRunner's API on current Spark, PyTorch and Keras.",
+        "",
+    ]
+    for name, title in sorted(app.env.titles.items()):
+        if name.startswith("reference/api/"):
+            continue
+        paragraph = next(iter(app.env.get_doctree(name).findall(nodes.paragraph)), None)
+        text = "" if paragraph is None else " ".join(paragraph.astext().split())
+        sentence = "" if text.startswith("Situation.") else ": " + re.split(r"(?<=[.:]) ", text)[0]
+        lines.append(f"- [{title.astext()}]({name}.html){sentence}")
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the directives."""
     from sphinx_reference.directives import LiteralDiagram, Reference
@@ -36,6 +58,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("reference", Reference)
     app.connect("source-read", name_repository_files)
     app.connect("autodoc-process-docstring", escape_shapes)
+    app.connect("build-finished", write_llms_txt)
     if not app.config._raw_config["draws_diagrams"]:
         app.add_directive("graphviz", LiteralDiagram, override=True)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

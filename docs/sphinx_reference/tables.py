@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import importlib
 import json
@@ -299,6 +300,21 @@ def petastorm_environment() -> str:
     return table(["package", "accepted", "tested"], rows)
 
 
+def examples() -> str:
+    """The programs of examples/, with the command that starts each, and the notebooks."""
+    rows = []
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        summary, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")
+        command = re.search(rf"``([^`]*examples\.{path.stem}\b[^`]*)``", rest)
+        if command and path.stem != "__init__":
+            rows.append([code(f"examples/{path.name}"), summary, code(command[1])])
+    notebooks = []
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        title, _, text = "".join(json.loads(path.read_text())["cells"][0]["source"]).partition("\n")
+        notebooks.append([code(f"notebooks/{path.name}"), title.lstrip("# "), text.strip().partition("\n")[0]])
+    return table(["program", "what it does", "start it"], rows) + "\n" + table(["notebook", "", ""], notebooks)
+
+
 #: The name of each part, as the directive `reference` takes it.
 PARTS: dict[str, Callable[[], str]] = {
     "environment": environment_variables,
@@ -312,5 +328,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "compatibility": compatibility,
     "matrix": matrix_results,
     "petastorm": petastorm_environment,
+    "examples": examples,
     "horovod-names": api.horovod_names,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 
 from spark_estimator.launch.spark.java_environment import choose_java_environment
 from tests.docs.page_blocks import LANGUAGES, ROOT, blocks_of, pages
+from tools import draw_fit
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,18 @@ def outlives_a_rank(output: str) -> None:
     assert all(abs(float(weight) - 1) < 0.2 for weight in re.findall(r"[\d.]+", ends[0][1])), output
 
 
+def shows_the_picture(output: str) -> None:
+    """The picture of the front page has the lines that its program prints, but for the numbers."""
+    picture = draw_fit.PICTURE.read_text()
+    shown = [html.unescape(line) for line in re.findall(r"<text [^>]*>(.*)</text>", picture)][1:]
+    masked = [[re.sub(r"\d+(\.\d+)?", "0", line) for line in lines] for lines in (shown, output.splitlines())]
+    assert not [line for line in masked[0] if line not in masked[1]], "run python -m tools.draw_fit"
+
+
 TWO = ("-np", "2")
 PROGRAMS = (
     Program("README.md", (0, 1), runs_and_fits),
+    Program("docs/index.md", (0,), shows_the_picture, slow=True),
     Program("README.md", (2,), prints_on_both_ranks(r": 0\.5"), TWO),
     Program(
         "docs/tutorials/notebook.md",
