@@ -325,12 +325,12 @@ class RowEncoder:
         for each in self.fields:
             columns = [int(column[1:]) for column in each.columns]
             numbers = next(numbers for numbers in self.packed if columns[0] in numbers)
-            found = list(map(numbers.index, columns))
-            in_a_row = found == list(range(found[0], found[0] + len(found)))
+            positions = list(map(numbers.index, columns))
+            in_a_row = slice(positions[0], positions[0] + len(positions))
             places[each.columns] = (
                 _name_array(numbers),
                 len(numbers),
-                slice(found[0], found[0] + len(found)) if in_a_row else found,
+                in_a_row if positions == list(range(in_a_row.start, in_a_row.stop)) else positions,
             )
         return places
 

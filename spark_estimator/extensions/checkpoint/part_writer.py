@@ -112,14 +112,14 @@ class WritePart:
     def _check_superseded(self, writer: Writer, path: str) -> None:
         """Raise GivenUpError if the rank has ended, and a training that began later has saved a checkpoint here.
 
-        The ranks that it goes on with have dropped their copies of this one: nobody would complete it.
+        Its ranks have dropped their copies of this one: the parts of other ranks would never arrive.
         """
-        root, own = posixpath.dirname(path), folders.Folder.parse(posixpath.basename(path))
-        if not writer.is_orphan or own is None:
+        root, folder = posixpath.dirname(path), folders.Folder.parse(posixpath.basename(path))
+        if not writer.is_orphan or folder is None:
             return
-        newer = [folder for folder in folders.list_folders(self._store, root) if folder > own]
-        if any(folders.is_complete(self._store, root, folder) for folder in newer):
-            raise GivenUpError(f"{root} has a newer checkpoint than that of step {own.step}")
+        newer = [other for other in folders.list_folders(self._store, root) if other > folder]
+        if any(folders.is_complete(self._store, root, other) for other in newer):
+            raise GivenUpError(f"{root} has a newer checkpoint than that of step {folder.step}")
 
     def _clean(self, writer: Writer, job: dict[str, Any]) -> None:
         root = posixpath.dirname(job["path"])
