@@ -60,7 +60,7 @@ help:
 	@echo 'make test-native            the C++ tests'
 	@echo 'make test-native-aarch64    the C++ tests on an emulated aarch64 (qemu-user)'
 	@echo 'make test-native-sanitized  the C++ tests under ASan+UBSan and under TSan; AREAS="engine gpu" selects folders'
-	@echo 'make test-containers        the cluster in real containers (docker.io, and docker-compose of Debian 13)'
+	@echo 'make test-containers        the images and the cluster in real containers (docker.io, debootstrap, and docker-compose of Debian 13)'
 	@echo 'make test-kubernetes        Spark on a stand-in for Kubernetes, with simulated hosts'
 	@echo 'make test-yarn              on YARN and HDFS (jars of Hadoop: tests/hadoop_daemons.py)'
 	@echo 'make test-petastorm         what needs petastorm itself, in an environment of its own (Python 3.10 or 3.11)'
@@ -164,8 +164,12 @@ test-native-aarch64: build/release-tools/.ready
 	ulimit -f 524288; build/release-tools/bin/ctest --test-dir build/aarch64 --output-on-failure --timeout 900
 
 # Nightly: the one combination of versions in which petastorm reads. The engine comes from `make build`.
-test-containers test-kubernetes: build
-	$(call pytest,tests/docker/$(subst -,_,$@).py)
+test-containers: export SPARK_ESTIMATOR_TEST_IMAGE_BUILD = 1
+test-containers: build
+	$(call pytest,tests/docker/test_containers.py tests/docker/test_image_build.py)
+
+test-kubernetes: build
+	$(call pytest,tests/docker/test_kubernetes.py)
 
 # The tests with Hadoop's own daemons; their jars: tests/hadoop_daemons.py says which, and where it looks.
 test-yarn: build

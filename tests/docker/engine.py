@@ -59,11 +59,12 @@ def find_compose() -> Path | None:
 
 
 @contextlib.contextmanager
-def start_engine(folder: Path) -> Iterator[Engine]:
+def start_engine(folder: Path, *, builds: bool = False) -> Iterator[Engine]:
     """Start the daemon, and end it with all its containers; skip the test where none can be started.
 
     Args:
-        folder: for its data, on a file system that overlays can use.
+        folder: for its data, on a file system that overlays can use; a later daemon finds the images of an earlier.
+        builds: it downloads by the machine's own network, of which it changes nothing, and can't connect containers.
     """
     compose = find_compose()
     missing = [name for name in ("dockerd", "docker", "nsenter", "ip") if shutil.which(name) is None]
@@ -74,8 +75,9 @@ def start_engine(folder: Path) -> Iterator[Engine]:
         )
     name = f"engine-{os.getpid()}"
     plugins = folder / "config" / "cli-plugins"
-    plugins.mkdir(parents=True)
-    (plugins / "docker-compose").symlink_to(compose)
+    plugins.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (plugins / "docker-compose").symlink_to(compose)
     socket = folder / "socket"
     env = {**os.environ, "DOCKER_HOST": f"unix://{socket}", "DOCKER_CONFIG": str(folder / "config")}
     env.pop("COMPOSE_FILE", None)
@@ -83,7 +85,9 @@ def start_engine(folder: Path) -> Iterator[Engine]:
     try:
         subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
         # nsenter, since `ip netns exec` would hide the control groups.
-        command = ["nsenter", f"--net=/run/netns/{name}", "dockerd", "--host", f"unix://{socket}"]
+        command = [] if builds else ["nsenter", f"--net=/run/netns/{name}"]
+        command += ["dockerd", "--host", f"unix://{socket}"]
+        command += ["--bridge=none", "--iptables=false", "--ip6tables=false"] if builds else []
         for option in ("data-root", "exec-root", "pidfile"):
             command += [f"--{option}", str(folder / option)]
         with (folder / "dockerd.log").open("w") as log:

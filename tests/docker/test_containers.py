@@ -150,6 +150,15 @@ def test_the_cluster_starts_names_its_faults_and_stops(engine: Engine, tmp_path:
         assert [rank for rank, _ in ran] == ["0", "1"] and {host for _, host in ran} == {"worker-1", "worker-2"}
         assert "of 4000 rows are classified correctly" in output
 
+        returning = cluster.container("worker-2")
+
+        def lose_and_return() -> None:
+            engine.docker("kill", returning)
+            threading.Timer(15, engine.docker, ["start", returning]).start()
+
+        output = cluster.run_program("elastic", on_steps=lose_and_return)
+        assert "result [2, 1, 2]" in output, output
+
         output = cluster.run_program("memory")
         assert re.search(r"== failed: .*rank 1 (on|\(host) worker-\d", output), output
         assert re.search(r"signal 9|memory", output[output.index("== failed") :]), output
