@@ -1,6 +1,6 @@
 #!/bin/sh
 # Cluster mode: the driver is a pod that spark-submit creates, and Spark itself makes the headless service for it.
-# Not tried on a cluster. As https://spark.apache.org/docs/latest/running-on-kubernetes.html describes.
+# Tried against a stand-in for the API server, not on a cluster. As https://spark.apache.org/docs/latest/running-on-kubernetes.html describes.
 #
 #   API_SERVER=https://HOST:6443 IMAGE=registry.example.com/spark-estimator-executor:0.1.0 docker/kubernetes/submit.sh
 set -eu

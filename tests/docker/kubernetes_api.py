@@ -36,16 +36,24 @@ class KubernetesApi:
         nodes: the hosts whose processes are the pods; they take turns.
         entrypoint: that of the image.
         env: of every pod, besides those of its manifest.
+        folder: for the home folders and logs of pods.
+        paths: of the image, and what is there on this machine.
 
     Attributes:
         address: for ``spark.master``.
     """
 
     def __init__(
-        self, home: Host, nodes: Sequence[Host], entrypoint: Path, env: Mapping[str, str], folder: Path
+        self,
+        home: Host,
+        nodes: Sequence[Host],
+        entrypoint: Path,
+        env: Mapping[str, str],
+        folder: Path,
+        paths: Mapping[str, str] | None = None,
     ) -> None:
         self._nodes = itertools.cycle(nodes)
-        self._entrypoint, self._env, self._folder = entrypoint, dict(env), folder
+        self._entrypoint, self._env, self._folder, self._paths = entrypoint, dict(env), folder, dict(paths or {})
         self._lock = threading.Lock()
         self._items: dict[tuple[str, str], Item] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -71,10 +79,9 @@ class KubernetesApi:
 
     def list_items(self, kind: str, selector: str = "") -> list[Item]:
         """Return the items of a kind whose labels fit a selector of equalities."""
-        wanted = [term.split("=", 1) for term in selector.split(",") if re.fullmatch(r"[^!=]+=[^=]+", term)]
         with self._lock:
             items = [item for (other, _), item in self._items.items() if other == kind]
-        return [item for item in items if all(item["metadata"]["labels"].get(key) == value for key, value in wanted)]
+        return [item for item in items if fits(item, selector)]
 
     def find(self, kind: str, name: str) -> Item | None:
         """Return an item; None: there is none."""
@@ -91,7 +98,7 @@ class KubernetesApi:
             item["status"] = {"phase": "Pending"}
         self._publish("ADDED", kind, item)
         if kind == "pods" and item["spec"]["containers"][0].get("args"):
-            self._start(item)
+            threading.Thread(target=self._start, args=(item,), daemon=True).start()
         return item
 
     def merge(self, kind: str, name: str, patch: Any) -> Item:
@@ -136,20 +143,22 @@ class KubernetesApi:
             watcher.put(json.loads(json.dumps({"type": event, "object": item})))
 
     def _start(self, pod: Item) -> None:
-        """Start the pod's first container as a process on the next node."""
+        """Start the pod's first container as a process on the next node, once the volumes are there."""
         node, name = next(self._nodes), pod["metadata"]["name"]
         (container,) = pod["spec"]["containers"]
+        folder = self._folder / name
+        folder.mkdir()
+        paths = self._mount(pod, folder, node.address)
         known = {"status.podIP": node.address, "metadata.name": name, "spec.nodeName": node.name}
         env = {**self._env, "SPARK_LOCAL_IP": node.address}  # a pod's name has an address in its /etc/hosts
         for variable in container.get("env", []):
             source = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-            env[variable["name"]] = known[source] if source else variable.get("value", "")
-        folder = self._folder / name
-        folder.mkdir()
+            env[variable["name"]] = known[source] if source else replace_paths(variable.get("value", ""), paths)
+        arguments = [replace_paths(argument, paths) for argument in container["args"]]
         log = (folder / "log").open("wb")
         with node.entered():
             process = subprocess.Popen(
-                [*node.named, str(self._entrypoint), *container["args"]],
+                [*node.named, str(self._entrypoint), *arguments],
                 env={**env, "HOME": str(folder)},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -160,6 +169,24 @@ class KubernetesApi:
         self._processes[name] = process
         self._report(pod, container["name"], node.address, "Running", {"running": {}})
         threading.Thread(target=self._wait, args=(pod, container["name"], node.address), daemon=True).start()
+
+    def _mount(self, pod: Item, folder: Path, address: str) -> dict[str, str]:
+        """Write the pod's config maps, which are posted after it. Return the folder of each mounted path."""
+        mounts = {mount["name"]: mount["mountPath"] for mount in pod["spec"]["containers"][0].get("volumeMounts", [])}
+        volumes = [volume for volume in pod["spec"].get("volumes", []) if "configMap" in volume]
+        paths = self._paths | {mounts[volume["name"]]: str(folder / volume["name"]) for volume in volumes}
+        for volume in volumes:
+            deadline = time.monotonic() + 60
+            while (content := self.find("configmaps", volume["configMap"]["name"])) is None:
+                assert time.monotonic() < deadline, f"no config map {volume}"
+                time.sleep(0.1)
+            names = {item["key"]: item["path"] for item in volume["configMap"].get("items", [])}
+            (folder / volume["name"]).mkdir()
+            for key, text in content["data"].items():
+                # The name of the driver's service, which no server of names knows here.
+                text = re.sub(r"(spark\.driver\.host=).*", rf"\g<1>{address}", replace_paths(text, paths))
+                (folder / volume["name"] / names.get(key, key)).write_text(text)
+        return paths
 
     def _wait(self, pod: Item, container: str, address: str) -> None:
         code = self._processes[pod["metadata"]["name"]].wait()
@@ -175,6 +202,19 @@ class KubernetesApi:
         self._publish("MODIFIED", "pods", pod)
 
 
+def fits(item: Item, selector: str) -> bool:
+    """Return whether an item's labels fit a selector of equalities."""
+    wanted = [term.split("=", 1) for term in selector.split(",") if re.fullmatch(r"[^!=]+=[^=]+", term)]
+    return all(item["metadata"]["labels"].get(key) == value for key, value in wanted)
+
+
+def replace_paths(text: str, paths: Mapping[str, str]) -> str:
+    """Return a text with paths of a pod as they are on this machine."""
+    for path, here in paths.items():
+        text = text.replace(path, here)
+    return text
+
+
 class _Handler(BaseHTTPRequestHandler):
     api: KubernetesApi
     protocol_version = "HTTP/1.1"
@@ -185,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Upgrade"):  # watches by a web socket; the client then asks for a stream
             self._answer(503, {"kind": "Status", "code": 503})
         elif query.get("watch") == "true":
-            self._stream()
+            self._stream(query.get("fieldSelector", ""), query.get("labelSelector", ""))
         elif name:
             item = self.api.find(kind, name)
             self._answer(200 if item else 404, item or {"kind": "Status", "code": 404})
@@ -234,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def _stream(self) -> None:
+    def _stream(self, fields: str, labels: str) -> None:
         watcher = self.api.watch()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -242,6 +282,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         with contextlib.suppress(OSError):
             while (event := watcher.get()) is not None:
+                name = re.search(r"metadata\.name=([^,]+)", fields)
+                if (name and name[1] != event["object"]["metadata"]["name"]) or not fits(event["object"], labels):
+                    continue
                 line = json.dumps(event).encode() + b"\n"
                 self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
 

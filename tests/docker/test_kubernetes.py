@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,3 +77,44 @@ def test_executors_register_and_a_killed_pod_is_named(network: Network, tmp_path
     first = str(result["text"]).split("\n")[0]
     assert any(f"host {node.name}" in first for node in nodes), first
     assert "137" in str(result["text"]) or "OOM" in str(result["text"]), result["text"]
+
+
+def test_submit_sh_runs_the_driver_in_a_pod(network: Network, tmp_path: Path) -> None:
+    """`docker/kubernetes/submit.sh` as it is: kubectl alone is a program that prints its arguments."""
+    home, *nodes = network.hosts
+    env = clusters.environment(SPARK_LOCAL_IP=None)
+    pods, programs, conf = tmp_path / "pods", tmp_path / "bin", tmp_path / "conf"
+    for folder in (pods, programs, conf):
+        folder.mkdir()
+    (programs / "kubectl").write_text('#!/bin/sh\necho kubectl "$@"\n')
+    (programs / "kubectl").chmod(0o755)
+    (programs / "spark-submit").symlink_to(clusters.SPARK_HOME / "bin" / "spark-submit")
+    image = {"/opt/spark-estimator": str(ROOT / "docker")}
+    with KubernetesApi(home, nodes, ROOT / "docker" / "entrypoint.sh", env, pods, image) as api:
+        server = api.address.removeprefix("k8s://")
+        (conf / "spark-defaults.conf").write_text(
+            f"spark.kubernetes.driver.master {server}\nspark.ui.enabled false\n"
+            "spark.kubernetes.authenticate.submission.oauthToken none\n"
+        )
+        variables = {"API_SERVER": server, "IMAGE": "example", "SPARK_CONF_DIR": str(conf)}
+        variables |= {"SPARK_HOME": str(clusters.SPARK_HOME), "SPARK_LOCAL_IP": home.address}
+        with home.entered():
+            submission = subprocess.Popen(
+                [*home.named, str(ROOT / "docker" / "kubernetes" / "submit.sh")],
+                env={**env, **variables, "PATH": f"{programs}:{env['PATH']}"},
+                cwd=tmp_path,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        try:
+            output, _ = submission.communicate(timeout=400)
+        finally:
+            submission.kill()
+        (driver,) = api.list_items("pods", "spark-role=driver")
+    log = (pods / driver["metadata"]["name"] / "log").read_text()
+    assert submission.returncode == 0 and driver["status"]["phase"] == "Succeeded", output[-2000:] + log[-3000:]
+    assert "kubectl apply --filename" in output
+    ran = re.findall(r"^rank (\d) ran in (\S+):", log, re.MULTILINE)
+    assert [rank for rank, _ in ran] == ["0", "1"] and len({host for _, host in ran}) == 2, log[-3000:]
