@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.tables import delta_on_spark
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PYTHON = Path(os.environ.get("SPARK_ESTIMATOR_TEST_DELTA_PYTHON", ROOT / "build/matrix/spark-4.1/bin/python"))
 JARS = Path(os.environ.get("SPARK_ESTIMATOR_TEST_JARS", ROOT.parent / "shared" / "jars"))
 NAMES = ("delta-spark_2.13-4.3.0.jar", "delta-storage-4.3.0.jar")
