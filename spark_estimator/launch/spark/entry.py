@@ -25,7 +25,7 @@ from spark_estimator.errors import (
 from spark_estimator.launch.job.interruption import is_interruption, remember_interruption
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import check_call
-from spark_estimator.launch.spark.configuration import Configuration, get_gpus_per_rank
+from spark_estimator.launch.spark.configuration import Configuration
 from spark_estimator.launch.spark.dynamic_allocation import grows_on_demand
 from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import (
@@ -92,8 +92,7 @@ def _run(
 ) -> list[Any]:
     """Run the job as `run_in_session`, in its session."""
     replaces = recovers and rows is None and options.limits.max_restarts
-    # Single ranks can be replaced where the tasks have the driver channel, and get no GPUs from Spark.
-    if replaces and Settings.read().driver_channel and not get_gpus_per_rank(Configuration(spark)):
+    if replaces and Settings.read().driver_channel:  # by which single ranks are replaced
         from spark_estimator.launch.spark.elastic.replacing import run_replacing
 
         try:
