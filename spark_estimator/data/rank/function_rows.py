@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from spark_estimator.data.kept_rows import KeptRows
 from spark_estimator.data.rank.epoch_rows import Batch, EpochRows
@@ -31,3 +32,9 @@ class FunctionRows(EpochRows):
 
     def compute_spread(self) -> list[int]:
         return self._rows.compute_spread()
+
+    def make_leg(self, batch_size: int, steps: int) -> dict[str, Any]:
+        return self._rows.make_leg(batch_size, steps)
+
+    def find_remaining(self, legs: Sequence[Mapping[str, Any]], order: tuple[int, int] | None) -> EpochRows:
+        return FunctionRows(self._rows.find_remaining(legs, order), self._kept)

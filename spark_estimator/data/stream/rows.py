@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy
 
-from spark_estimator.collectives import arrays, context
+from spark_estimator.collectives import context
 from spark_estimator.collectives.cores import count_available_cores
 from spark_estimator.data.fields import Array, Field
 from spark_estimator.data.parquet import FileRows
@@ -237,8 +237,7 @@ class _InTurn:
 def stream_rows(
     source: FileRows, held_source: FileRows | None, limits: RowLimits, purpose: str
 ) -> tuple[StreamedRows, StreamedRows | None] | None:
-    """Return a rank's rows within limits; None if all rows fit on the disk, so that no limit is needed. A
-    collective.
+    """Return a rank's rows within limits; None if all rows fit on one host's disk, so that no limit is needed.
 
     Args:
         held_source: files with rows for validation alone; None: there are none, or `source` has a column of marks.
@@ -253,10 +252,8 @@ def stream_rows(
     is_rank = context.is_initialized()
     rank, size, local = (context.rank(), context.size(), context.local_size()) if is_rank else (0, 1, 1)
     row_bytes = sum(field.row_bytes for field in source.encoder.fields)
-    files = [source.files, *([] if held_source is None else [held_source.files])]
-    needed = sum(-(-each.rows // size) for each in files) * row_bytes * local
-    too_much = numpy.array([needed > limits.cache_bytes], numpy.int64)
-    if not (arrays.allgather(too_much, "rows that exceed the disk") if is_rank else too_much).any():
+    rows = source.files.rows + (0 if held_source is None else held_source.files.rows)
+    if rows * row_bytes <= limits.cache_bytes:  # wherever ranks are, also those that replace lost ones
         return None
     train, marked = make_pieces(source)
     if held_source is not None:

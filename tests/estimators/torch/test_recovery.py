@@ -21,6 +21,12 @@ import torch
 from torch import nn
 
 from spark_estimator.collectives import rendezvous
+from spark_estimator.data.fields import Field
+from spark_estimator.data.kept_rows import KeptRows, estimate_row_bytes, find_longest_row, get_read_type
+from spark_estimator.data.parquet import FileRows, find_files
+from spark_estimator.data.row_encoder import RowEncoder
+from spark_estimator.data.stream.limits import RowLimits
+from spark_estimator.data.transformation import Transformation
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.estimators.rank_run import KnownRun
@@ -83,6 +89,48 @@ def test_kills_leave_the_numbers_of_an_undisturbed_training(folder: str) -> None
     # new process, whose count begins at 0), in the second, and of rank 0.
     kills = [(1, 3, True), (1, 2, False), (1, 9, True), (0, 20, True)]
     results = run_elastic_local(numbers, Terms(2, 2, replace=True, reset_limit=4), JobOptions(args=(folder, kills)))
+    assert [Path(folder, f"killed-{number}").exists() for number in range(4)] == [True] * 4
+    assert json.loads(results[0][0]) == json.loads(undisturbed[0])
+    assert results[0][1] == undisturbed[1]
+
+
+def make_function_parts(folder: str) -> dict[str, Any]:
+    """The parts of a training whose batches a function makes, by chance, of rows that are kept."""
+    first = pyarrow.parquet.read_table(f"{folder}/rows.parquet").to_batches()[0]
+
+    def blur(row: dict[str, Any]) -> dict[str, Any]:
+        return {"x": row["x"] + numpy.random.normal(size=WIDTH).astype(numpy.float32), "y": row["y"]}
+
+    fields = (Field(("x",), ("c0",), (WIDTH,), "float32", (WIDTH,)), Field(("y",), ("c1",), (1,), "float32", ()))
+    then = RowEncoder(
+        ("x", "y"), fields, transformation=Transformation(blur), transformation_columns=("x", "y"), by_name=True
+    )
+    types = {column.name: get_read_type(column.type) for column in first.schema}
+    kept = KeptRows.of(types, estimate_row_bytes(find_longest_row(first), len(types)), then)
+    return {"kept": kept, "source": FileRows(find_files(f"{folder}/rows.parquet"), kept)}
+
+
+def find_parts(folder: str, how: str) -> dict[str, Any]:
+    parts = make_function_parts(folder) if "function" in how else {}
+    # Of 200 rows, 60 and 9.
+    return {**parts, **({"limits": RowLimits(cache_bytes=1000, buffer_bytes=400)} if "limits" in how else {})}
+
+
+def otherwise_read(folder: str, kills: list[tuple[int, int, bool]], how: str, **changed: Any) -> Any:
+    return numbers(folder, kills, **find_parts(folder, how), **changed)
+
+
+def otherwise_in_ranks(rank: int, folder: str, how: str) -> Any:
+    return otherwise_read(folder, [], how, run_id="undisturbed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["limits", "function", "function and limits"])
+def test_kills_leave_the_numbers_also_of_rows_that_are_read_or_made_in_each_epoch(how: str, folder: str) -> None:
+    undisturbed = run_ranks(2, otherwise_in_ranks, 120, args=(folder, how))[0]
+    kills = [(1, 3, True), (1, 2, False), (1, 9, True), (0, 20, True)]
+    options = JobOptions(args=(folder, kills, how))
+    results = run_elastic_local(otherwise_read, Terms(2, 2, replace=True, reset_limit=4), options)
     assert [Path(folder, f"killed-{number}").exists() for number in range(4)] == [True] * 4
     assert json.loads(results[0][0]) == json.loads(undisturbed[0])
     assert results[0][1] == undisturbed[1]
@@ -239,20 +287,22 @@ def check_rates(folder: str, sizes: set[int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kills", "held_share"),
+    ("kills", "held_share", "how"),
     [
-        ([(1, 4, True)], 0.0),
-        ([(0, 9, True)], 0.25),
-        ([(2, 1, False)], 0.25),
-        ([(0, 3, True), (0, 6, True)], 0.0),
-        ([(0, 3, True), (0, 6, True)], 0.25),
+        ([(1, 4, True)], 0.0, ""),
+        ([(0, 9, True)], 0.25, ""),
+        ([(2, 1, False)], 0.25, ""),
+        ([(0, 3, True), (0, 6, True)], 0.0, ""),
+        ([(0, 3, True), (0, 6, True)], 0.25, ""),
+        ([(0, 3, True), (0, 6, True)], 0.25, "limits"),
+        ([(1, 4, True)], 0.25, "function"),
     ],
 )
 def test_without_a_replacement_the_others_have_the_rest_of_the_epoch(
-    kills: list[tuple[int, int, bool]], held_share: float, folder: str
+    kills: list[tuple[int, int, bool]], held_share: float, how: str, folder: str
 ) -> None:
     terms = Terms(3, 1, reset_limit=4, patience=timedelta(0))
-    changed = {"epochs": 2, "held_share": held_share}
+    changed = {"epochs": 2, "held_share": held_share, **find_parts(folder, how)}
     results = run_elastic_local(recorded, terms, JobOptions(args=(folder, kills), kwargs=changed))
     assert len(results) == 3 - len(kills) == 3 - len(list(Path(folder).glob("killed-*")))
     labels = labels_of_steps(folder)
