@@ -157,6 +157,23 @@ def materialize(
     return _write_frame(frame, distinct, store, folder, mark, fingerprint)
 
 
+def write_copy(frame: DataFrame, columns: Sequence[Readable], store: FilesystemStore, parts: int) -> DataFiles:
+    """Return the columns of a DataFrame as new files of the store, which nothing else reads: the caller removes them.
+
+    Args:
+        parts: how many files. The values of a row determine its place, so that equal rows make equal files.
+
+    Raises:
+        DataError: as `materialize`.
+    """
+    folder = f"{store.get_train_data_path()}.copy-{secrets.token_hex(8)}"
+    mark = f"{folder}/{_IN_THE_MAKING}"
+    with _explain_refusal(folder):
+        store.write(mark, b"")
+    distinct = list({column.name: column for column in columns}.values())
+    return _write_frame(frame, distinct, store, folder, mark, None, parts)
+
+
 def find_folders(store: FilesystemStore) -> dict[int | None, str]:
     """Return the folders of training data in a store, by their numbers; that without one is None's, and the first.
 
@@ -245,17 +262,24 @@ def _claim_folder(store: FilesystemStore, existing: Collection[int | None]) -> t
     while True:
         folder = store.get_train_data_path(next(numbers))
         mark = f"{folder}/{_IN_THE_MAKING}{secrets.token_hex(8)}"
-        try:
+        with _explain_refusal(folder):
             store.write(mark, b"")
             if [entry.path for entry in store.entries(folder)] == [mark]:
                 return folder, mark
             store.remove(mark)
-        except Exception as error:  # each kind of store has its own errors
-            raise DataError(
-                f"{folder} {_NOT_WRITTEN} {socket.gethostname()}, the driver's: {type(error).__name__}: {error}"
-            ) from error
         for _ in range(secrets.randbelow(3)):  # two drivers that collide choose different numbers
             next(numbers)
+
+
+@contextlib.contextmanager
+def _explain_refusal(folder: str) -> Iterator[None]:
+    """Raise DataError if the driver cannot write to a folder."""
+    try:
+        yield
+    except Exception as error:  # each kind of store has its own errors
+        raise DataError(
+            f"{folder} {_NOT_WRITTEN} {socket.gethostname()}, the driver's: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _write_frame(
@@ -265,8 +289,11 @@ def _write_frame(
     folder: str,
     mark: str,
     fingerprint: str | None,
+    parts: int | None = None,
 ) -> DataFiles:
     chosen = frame.select(*number_columns(column.stored for column in columns))
+    if parts is not None:
+        chosen = chosen.repartition(parts, *chosen.columns).sortWithinPartitions(*chosen.columns)
     writer = _PartWriter(store, folder, mark, tuple(column.name for column in columns))
     try:
         rows = chosen.mapInArrow(writer, "report string").collect()

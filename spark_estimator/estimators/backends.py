@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from spark_estimator.env import Settings
 from spark_estimator.estimators.params import warn_caller
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.launch.job.attempts import Limits
@@ -56,22 +57,30 @@ def check_restarts(backend: Any, max_restarts: int) -> None:
         raise ValueError(f"max_restarts={max_restarts}, and {backend_restarts} of the backend: give one of them.")
 
 
-def warn_without_store(value: Callable[[str], Any]) -> None:
+def replaces_ranks(backend: Any, max_restarts: int) -> bool:
+    """Return whether a training whose ranks read files may get processes that replace lost ones."""
+    restarts = max_restarts or (takes_rows(backend) and backend is not None and backend.max_restarts)
+    return bool(restarts) and Settings.read().driver_channel
+
+
+def warn_without_store(value: Callable[[str], Any], *, sends_rows: bool) -> None:
     """Warn about parameters that have no effect, or less, because there is no store for checkpoints.
 
     Args:
         value: gives a parameter of the estimator by its name.
+        sends_rows: Spark's tasks send rows to the ranks.
     """
     if value("store") is not None:
         return
     remedy = "Set store=Store.create('/path') to save checkpoints and to resume from them."
+    costs = "the loss of one rank costs" if sends_rows else "a training whose ranks all restart loses"
     run_id, restarts = value("run_id"), value("max_restarts")
     if run_id and not value("mlflow"):  # MLflow's run has the name
         warn_caller(f"run_id={run_id!r} has no effect without store: nothing is saved. {remedy}")
     if restarts:
         warn_caller(
-            f"max_restarts={restarts} without store: a training whose ranks all restart starts from the beginning, "
-            f"because no checkpoint is saved. {remedy}"
+            f"max_restarts={restarts} without store: {costs} everything that was done, because no checkpoint is saved"
+            f"{' and Spark sends the rows again' if sends_rows else ''}. {remedy}"
         )
 
 

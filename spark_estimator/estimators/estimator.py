@@ -60,7 +60,7 @@ class FrameworkTraining(Protocol):
         trial: tries the model on the first rows.
         train: what every rank runs; is pickled.
         framework: `TrainSpec.framework`.
-        recovers: `train` continues after the loss of a rank in an elastic job whose ranks keep rows of files: within a
+        recovers: `train` continues after the loss of a rank in an elastic job whose ranks read rows of files: within a
             step, or from the last checkpoint (`restarting`).
     """
 
@@ -222,12 +222,10 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         training, backend, size = self._check_parameters()
         value = self._value
         request = RowRequest.from_parameters(value, value("validation"))
-        takes_rows = backends.takes_rows(backend)
         store = self._get_data_store("materialize=True") if value("materialize") else None
-        if not takes_rows and isinstance(value("store"), FilesystemStore):
+        if not backends.takes_rows(backend) and isinstance(value("store"), FilesystemStore):
             store = value("store")
         checks.check_batch_frame("fit()", dataset)
-        backends.warn_without_store(value)
         check_connect(dataset.sparkSession)
         plan = plan_frame(
             dataset,
@@ -237,11 +235,18 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             store=store,
             size=size,
             limited=RowLimits.from_parameters(value("cache_bytes"), value("buffer_bytes")) is not None,
+            recovers=training.recovers and backends.replaces_ranks(backend, value("max_restarts")),
             spare_store=value("store"),
         )
+        backends.warn_without_store(value, sends_rows=plan.source.rows is not None)
+        with plan.source.hold():
+            return self._fit_plan(dataset, plan, training, backend, size)
+
+    def _fit_plan(self, dataset: DataFrame, plan: RowPlan, training: FrameworkTraining, backend: Any, size: Any) -> Any:
+        value = self._value
         # Not before: the step on the first rows may have built layers, and the optimizer's state.
         model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))
-        if plan.source.rows is not None and not takes_rows:
+        if plan.source.rows is not None and not backends.takes_rows(backend):
             raise ValueError(
                 f"backend={backend!r} starts the ranks with its own run(), so Spark's tasks can't send them "
                 "rows. Set store=Store.create('/path') to a path that the ranks can read, or fit a DataFrame that is "
@@ -250,8 +255,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         features = self._make_features(dataset, plan) if value("mlflow") else None
         zone = dataset.sparkSession.conf.get("spark.sql.session.timeZone")
         metadata = TrainingMetadata(training, size, plan, features, str(zone))
-        result: _Model = self._fit_on_prepared_data(backend, None, None, metadata, None)
-        return result
+        return self._fit_on_prepared_data(backend, None, None, metadata, None)
 
     def _make_features(self, dataset: DataFrame, plan: RowPlan) -> Features:
         """Return the columns that the model predicts from, for MLflow."""
@@ -313,7 +317,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
                     metadata.plan.source.rows,
                     caller=f"{type(self).__name__}.fit",
                     max_restarts=self._value("max_restarts"),
-                    recovers=metadata.training.recovers and spec.keeps_file_rows,
+                    recovers=metadata.training.recovers and spec.source is not None,
                     take_record=take_record,
                 )
             except BaseException:

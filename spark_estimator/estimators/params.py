@@ -200,7 +200,8 @@ SHARED = (
         0,
         check_int(0),
         "how many times to continue after a rank dies, exits, raises an error or loses its executor: within the step "
-        "if ranks of PyTorch or Hugging Face read files, else from the last checkpoint",
+        "if ranks of PyTorch or Hugging Face read files, else from the last checkpoint; with a store, rows that come "
+        "through Spark are copied there during the training",
         "int",
     ),
     Row(

@@ -124,11 +124,6 @@ class TrainSpec:
         return self.kept is None
 
     @property
-    def keeps_file_rows(self) -> bool:
-        """Return whether each rank reads all rows from files before it trains: another process can read the same."""
-        return self.source is not None and self.limits is None and self.has_stored_rows
-
-    @property
     def checkpoint_path(self) -> str | None:
         """Return the file of the last checkpoint; None without."""
         return None if self.store is None else self.store.get_checkpoint_path(self.run_id)

@@ -235,12 +235,12 @@ def test_one_fit_at_a_time_trains_a_run(line: DataFrame, estimator: Make, tmp_pa
 def test_parameters_that_need_a_store_warn_without_one() -> None:
     parameters: dict[str, object] = {"store": None, "run_id": "a", "max_restarts": 1, "mlflow": None}
     with pytest.warns(UserWarning) as caught:
-        backends.warn_without_store(parameters.get)
+        backends.warn_without_store(parameters.get, sends_rows=False)
     texts = [str(warning.message) for warning in caught]
     assert texts[0].startswith("run_id='a' has no effect without store: nothing is saved. Set store=Store.create(")
-    assert texts[1].startswith("max_restarts=1 without store: a training whose ranks all restart starts from")
+    assert texts[1].startswith("max_restarts=1 without store: a training whose ranks all restart loses every")
     assert [warning.filename for warning in caught] == [__file__] * 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        backends.warn_without_store({**parameters, "store": "/path"}.get)
-        backends.warn_without_store({**parameters, "max_restarts": 0, "mlflow": True}.get)
+        backends.warn_without_store({**parameters, "store": "/path"}.get, sends_rows=True)
+        backends.warn_without_store({**parameters, "max_restarts": 0, "mlflow": True}.get, sends_rows=True)

@@ -77,13 +77,14 @@ def plan_frame(
     store: FilesystemStore | None,
     size: int | Callable[[SparkSession], int],
     limited: bool = False,
+    recovers: bool = False,
     spare_store: Any = None,
 ) -> RowPlan:
     """Plan a DataFrame's rows.
 
     Args:
         trial: runs the framework's model.
-        read_files, store, size, limited, spare_store: as in `choose_source`.
+        read_files, store, size, limited, recovers, spare_store: as in `choose_source`.
 
     Raises:
         DataError: a column is missing, cannot be trained on or does not fit the model; there are no rows; or they
@@ -96,7 +97,14 @@ def plan_frame(
     columns = measure_frame(frame, columns) if columns.statistics else columns
     columns = columns.with_fields(fields.all)
     source = choose_source(
-        frame, columns, read_files=read_files, store=store, size=size, limited=limited, spare_store=spare_store
+        frame,
+        columns,
+        read_files=read_files,
+        store=store,
+        size=size,
+        limited=limited,
+        recovers=recovers,
+        spare_store=spare_store,
     )
     return RowPlan(columns, fields, source, _get_held_share(request, columns))
 

@@ -6,18 +6,20 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.collectives import context
-from spark_estimator.data.materialize import materialize
+from spark_estimator.data.materialize import materialize, write_copy
 from spark_estimator.data.parquet import DataFiles, FileRows
 from spark_estimator.data.rank.spool import Spool, receive
 from spark_estimator.data.row_encoder import find_dtypes
 from spark_estimator.data.scan import ThroughSpark, find_just_files
 from spark_estimator.data.spark_rows import feed_columns, feed_raw_columns
 from spark_estimator.estimators.rows.sampling import Columns
+from spark_estimator.errors import DataError
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.launch.spark.row_writer import Rows, open_worker_end
 from spark_estimator.log import get_logger
@@ -42,6 +44,17 @@ class RowSource:
     rows: Rows | None = None
     source: FileRows | None = None
     held_source: FileRows | None = None
+    copied: bool = False  # `source` was written for this training alone
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Remove a copy at the end of the block, in which the training runs."""
+        try:
+            yield
+        finally:
+            if self.copied and self.source is not None and self.source.files.store is not None:
+                with contextlib.suppress(Exception):  # each kind of store has its own errors
+                    self.source.files.store.remove(self.source.files.files[0].path.rpartition("/")[0])
 
 
 def choose_source(
@@ -52,6 +65,7 @@ def choose_source(
     store: FilesystemStore | None,
     size: int | Callable[[SparkSession], int],
     limited: bool = False,
+    recovers: bool = False,
     spare_store: Any = None,
 ) -> RowSource:
     """Return the source of a DataFrame's rows: files if it only reads files, or is materialized; else Spark's tasks.
@@ -61,7 +75,8 @@ def choose_source(
         store: where to materialize the rows, or to find materialized ones; None: they are not materialized.
         size: the number of ranks, or a function that chooses it.
         limited: ranks may not keep all rows, and so need files.
-        spare_store: if `limited`, the store for rows that Spark's tasks would otherwise send.
+        recovers: a process that replaces a lost one needs files; without them, all ranks start again.
+        spare_store: if `limited` or `recovers`, the store for rows that Spark's tasks would otherwise send.
 
     Raises:
         DataError: the rows could not be written to the store.
@@ -69,10 +84,11 @@ def choose_source(
     """
     if store is not None:
         return RowSource(source=FileRows(materialize(frame, columns.read, store), columns.reading))
+    ranks = size(frame.sparkSession) if callable(size) else size
     try:
         if not read_files:
             raise ThroughSpark("read_files is False")
-        files = find_just_files(frame, columns.read, size(frame.sparkSession) if callable(size) else size)
+        files = find_just_files(frame, columns.read, ranks)
     except ThroughSpark as reason:
         if limited and isinstance(spare_store, FilesystemStore):
             _log.info("the rows are written to the store, because of cache_bytes: %s", reason)
@@ -82,6 +98,15 @@ def choose_source(
                 f"with cache_bytes the ranks read rows from files in each epoch, and this DataFrame has none: {reason}."
                 " Set store=Store.create('/path'), where fit writes them once, or fit spark.read.parquet(path)."
             ) from reason
+        if recovers and isinstance(spare_store, FilesystemStore):
+            try:
+                files = write_copy(frame, columns.read, spare_store, ranks)
+                _log.info("the rows are copied to the store until the end of the training, because of max_restarts")
+                return RowSource(source=FileRows(files, columns.reading), copied=True)
+            except DataError as error:
+                _log.warning(
+                    "a lost rank will restart all ranks, as their rows cannot be copied to the store: %s", error
+                )
         _log.info("rows reach the ranks through Spark's tasks: %s", reason)
         return RowSource(rows=_make_spark_rows(frame, columns))
     _log.info("the ranks read the DataFrame's %d Parquet files (%d rows) directly", len(files.files), files.rows)

@@ -24,7 +24,7 @@ Order of events in a round
 3. Epochs. There is a commit before the first step of an epoch, after each step, and after an epoch with its validation,
    its checkpoint and its callbacks. In the rest of an epoch that was divided again there are no checkpoints.
 
-Other trainings restart from the checkpoint: see `FrameworkTraining.recovers` and `TrainSpec.keeps_file_rows`.
+Other trainings restart from the checkpoint: see `FrameworkTraining.recovers`.
 """
 
 from __future__ import annotations

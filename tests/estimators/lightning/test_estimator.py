@@ -106,9 +106,10 @@ def test_progress(line: DataFrame, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 @pytest.mark.slow
 def test_a_module_learns_survives_a_lost_rank_and_is_saved(
-    line: DataFrame, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    line: DataFrame, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit as if no rank had been lost; with a callback of Lightning's, and a line for each epoch."""
+    monkeypatch.setenv("SPARK_ESTIMATOR_DRIVER_CHANNEL", "0")  # so that all ranks start again
     store = Store.create(str(tmp_path / "store"))
     parameters = {"validation": "held", "epochs": 6, "callbacks": [pl.callbacks.EarlyStopping("val_loss", patience=2)]}
     model = estimator(model=Line(mortal=True), store=store, run_id="run", max_restarts=1, verbose=1, **parameters).fit(

@@ -135,6 +135,31 @@ def test_with_limits_rows_are_streamed_from_files_or_from_the_store(
     assert losses(streamed) == pytest.approx(expected(), rel=1e-5)
 
 
+@pytest.mark.slow
+def test_rows_are_copied_to_the_store_for_the_time_of_a_training_that_recovers(
+    line: DataFrame, estimator: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("spark_estimator"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="spark_estimator")
+    recovers = {"max_restarts": 1, "run_id": "run"}
+    copied = still(estimator, store=Store.create(f"{tmp_path}/store"), **recovers).fit(line.repartition(3))
+    assert "wrote 203 rows in 2 Parquet files" in caplog.text and "until the end of the training" in caplog.text
+    assert losses(copied) == pytest.approx(expected(), rel=1e-5)
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["runs"], "the copy is removed"
+    caplog.clear()
+    in_memory = still(estimator, store=Store.create("memory://store"), **recovers).fit(line)
+    assert "a lost rank will restart all ranks, as their rows cannot be copied to the store" in caplog.text
+    assert losses(in_memory) == pytest.approx(expected(), rel=1e-5)
+    caplog.clear()
+    with pytest.warns(UserWarning, match="max_restarts=1 without store: the loss of one rank costs everything"):
+        still(estimator, max_restarts=1).fit(line)
+    monkeypatch.setenv("SPARK_ESTIMATOR_DRIVER_CHANNEL", "0")
+    still(estimator, store=Store.create(f"{tmp_path}/other"), **recovers).fit(line)
+    assert caplog.text.count("through Spark's tasks") == 2 and "wrote" not in caplog.text, (
+        "nothing could replace a rank"
+    )
+
+
 def test_what_spark_has_prepared_and_what_is_torn(line: DataFrame, estimator: Make, tmp_path: Path) -> None:
     store = Store.create(str(tmp_path))
     with pytest.raises(DataError, match=r"intermediate_train_data holds no complete data: neither"):

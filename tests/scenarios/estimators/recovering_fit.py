@@ -1,0 +1,122 @@
+"""A user's driver program: fits whose rows come to the ranks in several ways, on GPUs that Spark gives its tasks (they
+are not there), each of them once without a loss and once with a rank that is killed.
+
+Arguments: the master; a folder that driver and executors share; the kinds of fits. It prints what it has found out of
+each on a line ``RESULT {...}``.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy
+import torch
+from pyspark.sql import SparkSession
+
+from spark_estimator import TorchEstimator
+from spark_estimator.store import Store
+
+where, folder, *kinds = sys.argv[1:]
+GPUS = {
+    "spark.executor.cores": "2",
+    "spark.cores.max": "2",
+    "spark.executor.resource.gpu.amount": "2",
+    "spark.task.resource.gpu.amount": "1",
+}
+
+
+class Loss(torch.nn.MSELoss):
+    """Writes down each step, its rank and device; kills rank 1's process at the ninth step if it shall."""
+
+    def __init__(self, notes, dies):
+        super().__init__()
+        self.notes = notes
+        self.dies = dies
+        self.calls = 0
+
+    def forward(self, output, label):
+        import spark_estimator.torch as hvd
+
+        if hvd.is_initialized() and torch.is_grad_enabled():  # not on the driver, which tries the loss
+            self.calls += 1
+            place = Path(self.notes, f"{hvd.rank()}-{os.environ.get('CUDA_VISIBLE_DEVICES')}-{os.getpid()}")
+            with place.open("a") as file:
+                file.write(".")
+            if self.dies and hvd.rank() == 1 and self.calls == 9:
+                killed = Path(self.notes, "killed")
+                if not killed.exists():
+                    killed.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(output, label)
+
+
+def blur(row):
+    return {"x": numpy.asarray(row["x"], numpy.float32) + numpy.float32(numpy.random.normal()), "y": row["y"]}
+
+
+def decode(content):
+    return numpy.frombuffer(content, numpy.float32)
+
+
+def fit(frame, kind, notes, dies):
+    Path(notes).mkdir()
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+    parameters = {"store": Store.create(f"{folder}/store"), "materialize": kind != "rows by Spark"}
+    parameters |= {
+        "files": {},
+        "cache_bytes": {"cache_bytes": 1000, "buffer_bytes": 1000},
+        "transformation_fn": {"transformation_fn": blur},
+        "decoders": {"decoders": {"x": decode}},
+        "rows by Spark": {},
+        "local_sgd": {"sync": "local_sgd", "inner_steps": 4},
+        "diloco": {"sync": "diloco", "inner_steps": 4},
+    }[kind]
+    estimator = TorchEstimator(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        loss=Loss(notes, dies),
+        feature_cols=["x"],
+        label_cols=["y"],
+        num_proc=2,
+        epochs=3,
+        batch_size=20,
+        validation=0.1,
+        random_seed=3,
+        max_restarts=1,
+        **parameters,
+    )
+    trained = estimator.fit(frame)
+    weights = [value.tolist() for value in trained.getModel().state_dict().values()]
+    places = {path.name: path.stat().st_size for path in Path(notes).iterdir() if path.name != "killed"}
+    return [repr(trained.getHistory()), weights], places
+
+
+def main():
+    builder = SparkSession.builder.master(where).config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.host", "127.0.0.1")
+    for name, value in GPUS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    made = spark.range(240).repartition(3).selectExpr("array(float(sin(id)), float(cos(id * 0.3))) x")
+    made = made.selectExpr("x", "x[0] - x[1] y")
+    as_bytes = [(numpy.asarray(row.x, numpy.float32).tobytes(), row.y) for row in made.collect()]
+    frames = {"decoders": spark.createDataFrame(as_bytes, "x binary, y float")}
+    results = {}
+    for kind in kinds:
+        frame = frames.get(kind, made)
+        (whole, undisturbed), (after, disturbed) = (
+            fit(frame, kind, f"{folder}/{kind} {dies}", dies) for dies in (False, True)
+        )
+        results[kind] = {
+            "same": whole == after,
+            "repeated": sum(disturbed.values()) - sum(undisturbed.values()),
+            "places": sorted(name.rpartition("-")[0] for name in disturbed),
+            "left": [path.name for path in Path(folder).glob("store/*") if "copy" in path.name],
+        }
+    print("RESULT", json.dumps(results), flush=True)
+
+
+main()

@@ -1,0 +1,39 @@
+"""Fits that lose a rank, on GPUs that Spark gives its tasks: the numbers of a fit without a loss, at most a step twice.
+
+The program is ``recovering_fit.py``, beside this.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from tests.launch import clusters
+
+KINDS = ("files", "rows by Spark", "cache_bytes", "transformation_fn", "decoders")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_rank_costs_a_step_however_rows_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    program = Path(__file__).with_name("recovering_fit.py")
+    with clusters.standalone(tmp_path, addresses=("127.0.0.1",)) as master:
+        with clusters.driver(program, master, str(folder), *KINDS, folder=tmp_path) as driver:
+            results: dict[str, Any] = driver.wait(560)
+            output = driver.output()
+    assert list(results) == list(KINDS)
+    for kind, result in results.items():
+        assert result["same"], kind
+        assert 0 < result["repeated"] <= 2, (kind, "a step of each rank", result)
+        first, *others = result["places"]
+        assert first in ("0-0", "0-1") and len(others) == 2, result
+        assert set(others) == {f"1-{1 - int(first[-1])}"}, f"{kind}: the new process has a device of its own: {result}"
+        assert result["left"] == [], "the copy of the rows is removed"
+    assert output.count("lost rank 1") >= len(KINDS)
+    assert "resumes from its checkpoint" not in output
