@@ -12,6 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, overload
 
 from pyspark.ml import Estimator
@@ -33,6 +34,7 @@ from spark_estimator.estimators.persistence.spark_ml import FolderReader, Folder
 from spark_estimator.estimators.protocol import HorovodEstimator
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import RowPlan, plan_files, plan_frame
+from spark_estimator.estimators.rows.row_source import choose_source
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.tracking.recorded_metrics import RecordedMetrics
 from spark_estimator.estimators.tracking.run import TrackedRun, check_installed, get_active_run_id
@@ -227,10 +229,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             store = value("store")
         checks.check_batch_frame("fit()", dataset)
         check_connect(dataset.sparkSession)
-        plan = plan_frame(
-            dataset,
-            request,
-            training.trial,
+        choose = partial(
+            choose_source,
             read_files=value("read_files"),
             store=store,
             size=size,
@@ -238,6 +238,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             recovers=training.recovers and backends.replaces_ranks(backend, value("max_restarts")),
             spare_store=value("store"),
         )
+        plan = plan_frame(dataset, request, training.trial, choose)
         backends.warn_without_store(value, sends_rows=plan.source.rows is not None)
         with plan.source.hold():
             return self._fit_plan(dataset, plan, training, backend, size)

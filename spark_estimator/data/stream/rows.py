@@ -253,7 +253,7 @@ def stream_rows(
     rank, size, local = (context.rank(), context.size(), context.local_size()) if is_rank else (0, 1, 1)
     row_bytes = sum(field.row_bytes for field in source.encoder.fields)
     rows = source.files.rows + (0 if held_source is None else held_source.files.rows)
-    if rows * row_bytes <= limits.cache_bytes:  # wherever ranks are, also those that replace lost ones
+    if rows * row_bytes <= limits.cache_bytes:  # on any hosts: a rank may be replaced on another
         return None
     train, marked = make_pieces(source)
     if held_source is not None:

@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Any
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.estimators.rows.null_values import measure_files, measure_frame
 from spark_estimator.estimators.rows.request import RowRequest
-from spark_estimator.estimators.rows.row_source import RowSource, choose_source, make_files_source
+from spark_estimator.estimators.rows.row_source import RowSource, make_files_source
 from spark_estimator.estimators.rows.sampling import Columns, sample_files, sample_frame
 from spark_estimator.estimators.rows.shapes import Fields, Trial, find_fields
 from spark_estimator.estimators.rows.untransformed import check_untransformed
 from spark_estimator.estimators.rows.vocabularies import count_files, count_frame
-from spark_estimator.store import FilesystemStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
@@ -72,19 +71,13 @@ def plan_frame(
     frame: DataFrame,
     request: RowRequest,
     trial: Trial,
-    *,
-    read_files: bool,
-    store: FilesystemStore | None,
-    size: int | Callable[[SparkSession], int],
-    limited: bool = False,
-    recovers: bool = False,
-    spare_store: Any = None,
+    choose: Callable[[DataFrame, Columns], RowSource],
 ) -> RowPlan:
     """Plan a DataFrame's rows.
 
     Args:
         trial: runs the framework's model.
-        read_files, store, size, limited, recovers, spare_store: as in `choose_source`.
+        choose: `choose_source` with its keywords.
 
     Raises:
         DataError: a column is missing, cannot be trained on or does not fit the model; there are no rows; or they
@@ -96,17 +89,7 @@ def plan_frame(
     columns = count_frame(frame, sample.columns) if sample.columns.uncounted else sample.columns
     columns = measure_frame(frame, columns) if columns.statistics else columns
     columns = columns.with_fields(fields.all)
-    source = choose_source(
-        frame,
-        columns,
-        read_files=read_files,
-        store=store,
-        size=size,
-        limited=limited,
-        recovers=recovers,
-        spare_store=spare_store,
-    )
-    return RowPlan(columns, fields, source, _get_held_share(request, columns))
+    return RowPlan(columns, fields, choose(frame, columns), _get_held_share(request, columns))
 
 
 def plan_files(files: DataFiles, validation: DataFiles | None, request: RowRequest, trial: Trial) -> RowPlan:

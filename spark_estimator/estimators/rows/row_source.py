@@ -18,8 +18,8 @@ from spark_estimator.data.rank.spool import Spool, receive
 from spark_estimator.data.row_encoder import find_dtypes
 from spark_estimator.data.scan import ThroughSpark, find_just_files
 from spark_estimator.data.spark_rows import feed_columns, feed_raw_columns
-from spark_estimator.estimators.rows.sampling import Columns
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.rows.sampling import Columns
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.launch.spark.row_writer import Rows, open_worker_end
 from spark_estimator.log import get_logger

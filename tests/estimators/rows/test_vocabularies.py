@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from spark_estimator import DataError, TorchEstimator
 from spark_estimator.data.parquet import find_files
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import plan_frame
+from spark_estimator.estimators.rows.row_source import choose_source
 from spark_estimator.estimators.rows.sampling import Columns, sample_files, sample_frame
 from spark_estimator.estimators.rows.vocabularies import count_files, count_frame
 from spark_estimator.estimators.torch.check import TorchTrial
@@ -279,9 +281,8 @@ def test_a_vocabulary_is_sent_once(frame: DataFrame) -> None:
     """To the tasks that read the rows, and not to the ranks that train on ids."""
     estimator = embedding_estimator(6, 6)
     trial = TorchTrial(make_parts(estimator._value)[0])
-    plan = plan_frame(
-        frame, RowRequest.from_parameters(estimator._value, None), trial, read_files=False, store=None, size=1
-    )
+    choose = partial(choose_source, read_files=False, store=None, size=1)
+    plan = plan_frame(frame, RowRequest.from_parameters(estimator._value, None), trial, choose)
     assert plan.source.rows is not None
     value = values_of(plan.columns)["city"][0].encode()
     assert cloudpickle.dumps(plan.source.rows.feed).count(value) == 1

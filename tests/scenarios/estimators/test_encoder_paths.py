@@ -10,6 +10,7 @@ import datetime
 import decimal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -28,6 +29,7 @@ from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.data.stream.pieces import make_pieces
 from spark_estimator.estimators.rows.request import RowRequest
 from spark_estimator.estimators.rows.row_plan import RowPlan, plan_files, plan_frame
+from spark_estimator.estimators.rows.row_source import choose_source
 from spark_estimator.estimators.rows.sources import collect_batch
 from spark_estimator.estimators.tracking.flavour import PyfuncModel
 
@@ -197,8 +199,10 @@ def plans_of(frame: DataFrame, folder: str, trial: EchoTrial, options: dict[str,
     common: dict[str, Any] = {"store": None, "size": 1}
     read = frame.sparkSession.read.parquet(folder)
     return {
-        "tasks": plan_frame(frame, request, trial, read_files=False, **common),
-        "files": plan_frame(read, of_files, replace(trial, inputs=len(flat)), read_files=True, **common),
+        "tasks": plan_frame(frame, request, trial, partial(choose_source, read_files=False, **common)),
+        "files": plan_frame(
+            read, of_files, replace(trial, inputs=len(flat)), partial(choose_source, read_files=True, **common)
+        ),
         "store": plan_files(find_files(folder), None, of_files, replace(trial, inputs=len(flat))),
     }
 
