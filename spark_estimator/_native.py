@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+import platform
+import socket
 from collections.abc import Sequence
 from ctypes import (
     CFUNCTYPE,
@@ -369,6 +371,18 @@ def library_path() -> Path:
     return Path(__file__).with_name(LIBRARY_NAME)
 
 
+def require_engine(path: Path | None = None) -> None:
+    """Refuse to start ranks on this machine where the engine's library is not installed. Raises NativeLibraryError."""
+    path = path or library_path()
+    if not path.exists():
+        raise NativeLibraryError(
+            f"No rank can run on {socket.gethostname()} ({platform.platform()}): the collective engine {path} does not "
+            "exist. The wheel for every system (py3-none-any) drives jobs on Spark, and has no engine. On Linux with "
+            "glibc, on x86_64 or aarch64, install the wheel of that platform, or run `make build` in a checkout. On "
+            "others, let ranks run on a cluster: SparkSession.builder.remote(...), then HorovodRunner(np=2)."
+        )
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """Return the engine's library, loaded and declared. Calls through it release the GIL.
@@ -385,8 +399,7 @@ def load(path: Path) -> ctypes.CDLL:
         "In a checkout run `make build`; otherwise install the wheel again: "
         "`pip install --force-reinstall spark_estimator-....whl`."
     )
-    if not path.exists():
-        raise NativeLibraryError(f"The collective engine {path} does not exist. {remedy}")
+    require_engine(path)
     try:
         loaded = ctypes.CDLL(str(path))
         for name, (result, arguments) in _SIGNATURES.items():

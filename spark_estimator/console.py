@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import select
-import signal
 import sys
 from collections.abc import Callable
 from typing import ParamSpec, TextIO, TypeVar
@@ -15,7 +14,7 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 #: The exit status that a shell reports for a program ended by SIGPIPE.
-UNREAD_STATUS = 128 + signal.SIGPIPE
+UNREAD_STATUS = 128 + 13  # a name that Windows does not have
 
 
 def end_with_reader(main: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -67,8 +66,8 @@ def discard_unread() -> bool:
 
 def _has_no_reader(stream: TextIO) -> bool:
     """Return whether a stream is a pipe, socket or terminal without a reader."""
-    poll = select.poll()
-    with contextlib.suppress(OSError, ValueError):  # the stream has no descriptor, or is closed
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no descriptor, closed, or Windows without poll()
+        poll = select.poll()
         poll.register(stream.fileno(), 0)
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
     return False

@@ -7,7 +7,6 @@ the other. Nothing here waits for a message.
 from __future__ import annotations
 
 import enum
-import fcntl
 import struct
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from spark_estimator.mapping import map_file
+from spark_estimator.posix import fcntl
 
 SLOTS = 2
 BYTES = 4096

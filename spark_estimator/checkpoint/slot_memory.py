@@ -8,9 +8,9 @@ import mmap
 import os
 
 from spark_estimator.mapping import map_file
+from spark_estimator.posix import libc
 
 _MADV_POPULATE_WRITE = 23
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def create_descriptor(name: str, size: int) -> int:
@@ -56,7 +56,7 @@ class SlotMemory:
         view = self.view
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         with contextlib.suppress(OSError):  # Linux before 5.14 lacks the call
-            _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(self._size), _MADV_POPULATE_WRITE)
+            libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(self._size), _MADV_POPULATE_WRITE)
 
     def put(self, offset: int, content: bytes | memoryview) -> None:
         """Write bytes behind what the view is used for; make room without a new view."""

@@ -32,6 +32,7 @@ from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.env import WITHOUT_EFFECT, Settings, find_misspelled_variables, requests_autotune
 from spark_estimator.errors import HorovodInternalError, NotInitializedError, PeerLostError
+from spark_estimator.posix import register_at_fork
 
 #: Horovod's functions that are alike in all frameworks: each binding exports them.
 __all__ = [
@@ -446,4 +447,4 @@ def _after_fork_in_child() -> None:
 
 
 atexit.register(_leave_at_exit)
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

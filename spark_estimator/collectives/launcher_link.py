@@ -32,6 +32,7 @@ from spark_estimator.collectives.torch_variables import make_torch_variables
 from spark_estimator.env import set_rank_variables
 from spark_estimator.errors import JobFailedError, remove_links
 from spark_estimator.peer_json import parse_object
+from spark_estimator.posix import register_at_fork
 
 READY, UPDATED, OVER, ROUND = "ready", "updated", "over", "round"
 
@@ -263,4 +264,4 @@ def _after_fork_in_child() -> None:
         _link = None
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+register_at_fork(after_in_child=_after_fork_in_child)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
+from spark_estimator._native import library_path
 from spark_estimator.doctor import machine
 from spark_estimator.doctor.findings import Finding, Severity, attempt
 from spark_estimator.errors import SparkEstimatorError
@@ -325,18 +326,24 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
         yield machine.check_workers_python()
     yield machine.check_distribution("lightning", state=Severity.NOTE)
     yield machine.check_tensorflow()
-    yield attempt("engine", machine.check_engine, fix="make build, or install the package again")
-    yield attempt(
-        "shared memory", machine.check_shared_memory, state=Severity.NOTE,
-        fix="without it jobs use TCP, which is slower; give the container more memory (tmpfs counts as memory)",
-    )  # fmt: skip
-    yield attempt("sockets", machine.check_sockets, fix="bring the loopback interface up: ip link set lo up")
-    yield attempt(
-        "two local ranks",
-        machine.check_two_local_ranks,
-        fix="fix the missing items above; otherwise report this with the text",
-    )
-    yield attempt("java", machine.check_java, state=needed)
+    library = library_path()
+    # The wheel for every system, rather than a checkout that is to be built.
+    is_client = not library.exists() and not (library.parents[1] / "native").exists()
+    state = Severity.NOTE if is_client else Severity.MISSING
+    yield attempt("engine", machine.check_engine, state=state, fix="make build, or install the wheel of this platform")
+    if not is_client:
+        yield attempt(
+            "shared memory", machine.check_shared_memory, state=Severity.NOTE,
+            fix="without it jobs use TCP, which is slower; give the container more memory (tmpfs counts as memory)",
+        )  # fmt: skip
+        yield attempt("sockets", machine.check_sockets, fix="bring the loopback interface up: ip link set lo up")
+        yield attempt(
+            "two local ranks",
+            machine.check_two_local_ranks,
+            fix="fix the missing items above; otherwise report this with the text",
+        )
+        yield machine.check_gpu_collectives()
+    yield attempt("java", machine.check_java, state=Severity.NOTE if is_client else needed)
     if start_spark:
         yield attempt("slots", machine.check_spark_session, fix="see Spark's output above")
     else:
@@ -345,5 +352,4 @@ def examine(*, with_spark: bool = True, start_spark: bool = False) -> Iterator[F
             "slots", Severity.NOTE, f"{cores} cores here; `doctor --spark` starts a session and counts its slots"
         )
     yield machine.check_gpus()
-    yield machine.check_gpu_collectives()
     yield machine.check_old_names()

@@ -14,6 +14,7 @@ from ctypes import byref, c_int32
 from pathlib import Path
 
 import spark_estimator
+from spark_estimator import _native
 from spark_estimator.doctor.findings import Finding, Severity
 from spark_estimator.mapping import map_file
 
@@ -140,16 +141,12 @@ def check_spark_with_arrow() -> str:
 
 def check_engine() -> str:
     """Load the native library. Raises NativeLibraryError."""
-    from spark_estimator import _native
-
     library = _native.library()
     return f"ABI {library.se_abi_version()}; {library.se_build_info().decode()}"
 
 
 def check_shared_memory() -> str:
     """Make a segment as a job of two ranks would, map it twice, and read through one what the other wrote."""
-    from spark_estimator import _native
-
     descriptor = c_int32(-1)
     _native.check(_native.library().se_segment_create(2, byref(descriptor)))
     try:

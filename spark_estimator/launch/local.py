@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from spark_estimator._native import require_engine
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, make_job_id, make_key
 from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
@@ -43,12 +44,14 @@ def run_local(function: Callable[..., Any], size: int, options: JobOptions = _DE
         Rank 0's value, or all ranks' values in rank order.
 
     Raises:
+        NativeLibraryError: this machine has no engine.
         PicklingError: the function or an argument can't be pickled.
         WorkerFailedError: a rank failed; its traceback is the cause.
         ResultError: a rank's value can't be returned.
         JobTimeoutError: the job exceeded `options.limits.timeout`.
         ValueError: an environment variable for the workers has an invalid value.
     """
+    require_engine()
     job = JobSpec.build(
         function, size, options, make_worker_environment(os.environ, options.variables, decide_host_threads(size))
     )

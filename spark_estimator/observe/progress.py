@@ -20,6 +20,7 @@ from typing import Any
 from spark_estimator.env import PROGRESS_FD_VARIABLE
 from spark_estimator.log import get_logger
 from spark_estimator.observe.training_meter import TrainingMeter, TrainingReport
+from spark_estimator.posix import register_at_fork
 
 INTERVAL_SECONDS = 1.0
 _STOP_SECONDS = 2.0
@@ -155,4 +156,4 @@ def _after_fork_in_child() -> None:
         _descriptor = None
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+register_at_fork(after_in_child=_after_fork_in_child)

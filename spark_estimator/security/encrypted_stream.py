@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ from spark_estimator import _native
 from spark_estimator._native import Status
 from spark_estimator.errors import AuthenticationError, EncryptionUnavailableError
 from spark_estimator.log import get_logger
+from spark_estimator.posix import register_at_fork
 from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security.encryption import Session, find_libcrypto
 
@@ -186,7 +186,7 @@ def _forget_tunnels() -> None:
 
 
 atexit.register(_finish_tunnels)
-os.register_at_fork(after_in_child=_forget_tunnels)
+register_at_fork(after_in_child=_forget_tunnels)
 
 
 def _free_after(owner: object, free: Callable[[c_void_p], None], handle: c_void_p) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import stat
 
+from spark_estimator.posix import IS_WINDOWS
 from spark_estimator.security.shared_folders import refuse_foreign
 
 _OWN_FILE, _OWN_FOLDER = 0o600, 0o700
@@ -67,7 +68,7 @@ def make_folders(path: str) -> None:
 
 def widen(path: str | int, mode: int) -> None:
     """Set permissions that are more than the user's own, where the file system has them."""
-    if mode not in (_OWN_FILE, _OWN_FOLDER):
+    if mode not in (_OWN_FILE, _OWN_FOLDER) and not IS_WINDOWS:
         with contextlib.suppress(OSError):
             os.chmod(path, mode)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-import resource
-import select
+import selectors
 import socket
 import threading
 import time
@@ -15,6 +14,7 @@ from datetime import timedelta
 
 from spark_estimator.errors import AuthenticationError
 from spark_estimator.log import get_logger
+from spark_estimator.posix import AF_UNIX, IS_WINDOWS, resource
 from spark_estimator.reader_thread import ReaderThread
 from spark_estimator.security.authentication import (
     BUSY,
@@ -74,7 +74,7 @@ class _Handshakes:
     """The handshakes in progress. All but these attributes are the arguments of `HandshakeServer`.
 
     Attributes:
-        poll: reports the connections that have data.
+        selector: reports the connections that have data.
         in_progress: by descriptor; the oldest first.
     """
 
@@ -85,7 +85,7 @@ class _Handshakes:
     capacity: int
     name: str
     encrypted: bool
-    poll: select.poll
+    selector: selectors.BaseSelector
     in_progress: dict[int, _Handshake] = field(default_factory=dict)
     has_evicted: bool = False
 
@@ -94,11 +94,11 @@ class _Handshakes:
         if len(self.in_progress) >= self.capacity:
             self.evict()
         sock.setblocking(False)
-        acceptor = Acceptor(self.key, self.approve, encrypted=self.encrypted and sock.family != socket.AF_UNIX)
+        acceptor = Acceptor(self.key, self.approve, encrypted=self.encrypted and sock.family != AF_UNIX)
         handshake = _Handshake(sock, _describe_origin(sock, address), acceptor, time.monotonic() + self.timeout)
         self.in_progress[handshake.descriptor] = handshake
-        self.poll.register(sock, select.POLLIN)
-        if sock.family == socket.AF_UNIX:
+        self.selector.register(sock, selectors.EVENT_READ)
+        if sock.family == AF_UNIX:
             try:
                 require_same_user(sock)
             except AuthenticationError as error:
@@ -109,7 +109,7 @@ class _Handshakes:
         try:
             if not handshake.advance():
                 return
-            self.poll.unregister(handshake.descriptor)
+            self.selector.unregister(handshake.descriptor)
             handshake.sock.setblocking(True)
             acceptor = handshake.acceptor
             self.admit(handshake.sock, acceptor.context, handshake.origin, acceptor.session)
@@ -162,7 +162,7 @@ class _Handshakes:
         _log.info("%s refused a connection from %s: %s", self.name, handshake.origin, reason)
         del self.in_progress[handshake.descriptor]
         with suppress(KeyError):
-            self.poll.unregister(handshake.descriptor)
+            self.selector.unregister(handshake.descriptor)
         handshake.sock.close()
 
 
@@ -207,16 +207,16 @@ class HandshakeServer:
         self._accept_error: OSError | None = None  # of the last accept(); None if it succeeded
         self._wake_read, self._wake_write = socket.socketpair()
         # poll, not epoll: an epoll descriptor is shared with forked children, and so is what they do to it.
-        self._poll = select.poll()
-        self._poll.register(self._wake_read, select.POLLIN)
+        self._selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
         capacity = _choose_capacity() if capacity is None else capacity
         self._handshakes = _Handshakes(
-            key, admit, approve, timeout.total_seconds(), capacity, name, encrypted, self._poll
+            key, admit, approve, timeout.total_seconds(), capacity, name, encrypted, self._selector
         )
         for listener in listeners:
             listener.setblocking(False)
             listener.listen(_BACKLOG)
-            self._poll.register(listener, select.POLLIN)
+        self._watch_listeners()
         self._thread = ReaderThread(self._serve, self._end, name=name)
         self._thread.start()
 
@@ -260,22 +260,23 @@ class HandshakeServer:
     def _serve(self) -> None:
         resume_at = None  # when the listeners are polled again, after accept() has failed
         while True:
-            events = self._poll.poll(self._compute_wait(resume_at))
+            events = self._selector.select(self._compute_wait(resume_at))
             if self._closed:
                 return
-            for descriptor, _event in events:
+            for (_, descriptor, *_), _ in events:
                 with self._lock:
                     if descriptor in self._listeners and resume_at is None:
                         if not self._accept_from(self._listeners[descriptor]):
                             resume_at = time.monotonic() + _PAUSE_SECONDS
-                            self._watch_listeners(0)
+                            for listener in self._listeners.values():
+                                self._selector.unregister(listener)
                     elif descriptor in self._handshakes.in_progress:
                         self._handshakes.advance(self._handshakes.in_progress[descriptor])
             with self._lock:
                 now = time.monotonic()
                 if resume_at is not None and now >= resume_at:
                     resume_at = None
-                    self._watch_listeners(select.POLLIN)
+                    self._watch_listeners()
                 self._handshakes.close_overdue(now)
 
     def _end(self, error: BaseException | None) -> None:
@@ -285,15 +286,15 @@ class HandshakeServer:
             self._close_sockets()
 
     def _compute_wait(self, resume_at: float | None) -> float | None:
-        """Return the milliseconds until the oldest handshake's deadline or `resume_at`; None if there is neither."""
+        """Return the seconds until the oldest handshake's deadline or `resume_at`; None if there is neither."""
         deadlines = [] if resume_at is None else [resume_at]
         if self._handshakes.in_progress:
             deadlines.append(next(iter(self._handshakes.in_progress.values())).deadline)
-        return max(0.0, min(deadlines) - time.monotonic()) * 1000 + 1 if deadlines else None
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    def _watch_listeners(self, events: int) -> None:
+    def _watch_listeners(self) -> None:
         for listener in self._listeners.values():
-            self._poll.modify(listener, events)
+            self._selector.register(listener, selectors.EVENT_READ)
 
     def _accept_from(self, listener: socket.socket) -> bool:
         """Accept connections that wait. Return False if that must pause."""
@@ -317,13 +318,14 @@ class HandshakeServer:
 
 
 def _choose_capacity() -> int:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MAX_HANDSHAKES if limit == resource.RLIM_INFINITY else min(_MAX_HANDSHAKES, limit // _DESCRIPTOR_SHARE)
+    # select(), on Windows, takes 512 sockets. Negative: no limit.
+    limit = 2000 if IS_WINDOWS else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MAX_HANDSHAKES if limit < 0 else min(_MAX_HANDSHAKES, limit // _DESCRIPTOR_SHARE)
 
 
 def _describe_origin(sock: socket.socket, address: object) -> str:
     """Return the peer of a connection, as text for messages."""
-    if sock.family == socket.AF_UNIX:
+    if sock.family == AF_UNIX:
         with suppress(OSError):
             credentials = get_peer_credentials(sock)
             return "this host" if credentials is None else f"pid {credentials[0]} of this host"

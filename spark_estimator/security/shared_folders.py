@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import stat
 
+from spark_estimator.posix import IS_WINDOWS
+
 # As in the kernel.
 _MOST_LINKS = 40
 
@@ -23,6 +25,8 @@ def refuse_foreign(path: str) -> None:
             folder of their own there; or to a file in a shared folder that is another user's or has a second name.
         OSError: the path cannot be followed.
     """
+    if IS_WINDOWS:  # it has no such folders
+        return
     # The kernel goes up from where a link leads; abspath(), by which folders are made, from the link itself.
     for absolute in {os.path.join(os.getcwd(), path), os.path.abspath(path)}:
         _refuse_on(absolute, path)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from spark_estimator.errors import PreflightError
+from spark_estimator.posix import IS_WINDOWS
 from spark_estimator.security import file_modes
 from spark_estimator.store import in_place
 from spark_estimator.store.replacement import discard_leftovers, replace_file
@@ -126,7 +127,14 @@ class FilesystemStore(RunViews, Store):
             raise ValueError(f"{path!r} is neither a path nor a URL: a URL is written as scheme://host/path.")
         if _SCHEME.match(path) and not path.startswith("file://"):
             return path.rstrip("/")
-        return os.path.abspath(path.removeprefix("file://").removeprefix("file:"))
+        local = path.removeprefix("file://").removeprefix("file:")
+        return os.path.abspath(local[1:] if os.path.splitdrive(local[1:])[0] else local)  # of "/C:/folder"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent to the ranks. Raises PreflightError: no rank has a folder of a Windows machine."""
+        if IS_WINDOWS and self._is_local(self.prefix_path):
+            raise PreflightError(f"No rank has {self.prefix_path}, of this Windows machine: the store needs a URL.")
+        return self.__dict__
 
     def get_localized_path(self, path: str) -> str:
         """Return the path without ``file://``."""

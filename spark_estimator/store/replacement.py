@@ -6,8 +6,8 @@ between them the previous folder is ``.NAME.TOKEN.previous``, where `find_surviv
 
 A writer holds a lock (``flock``) on its partial file or folder. The kernel releases the lock when the process
 ends, so the next writer distinguishes what a dead process has left from what a living one still writes. On a
-file system without locks a partial file is a dead writer's when a process has seen it unchanged for a day by
-its monotonic clock: the times of files are those of other hosts' clocks.
+file system without locks, as all are on Windows, a partial file is a dead writer's when a process has seen it
+unchanged for a day by its monotonic clock: the times of files are those of other hosts' clocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import glob
 import os
 import re
@@ -28,6 +27,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+from spark_estimator.posix import IS_WINDOWS, fcntl, libc
 from spark_estimator.security import file_modes
 from spark_estimator.security.shared_folders import refuse_foreign
 
@@ -46,7 +46,6 @@ _ABANDONED_AFTER = timedelta(days=1)
 # There, what this process has seen of partial files: number, size and time, and since when, by its monotonic clock.
 _seen: dict[str, tuple[tuple[int, int, int], float]] = {}
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lambda: None) -> None:
@@ -59,13 +58,15 @@ def replace_file(target: str, content: bytes, confirm: Callable[[], None] = lamb
     folder, name = os.path.split(target)
     make_folders(folder)
     discard_leftovers(folder, name)
-    with _claim(target, _create) as (names, descriptor):
+    with _claim(target, _create) as (names, descriptor, opened):
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
         file_modes.widen(descriptor, _find_mode(target, file_modes.choose_file_mode(folder)))
         os.fsync(descriptor)
         confirm()
+        if IS_WINDOWS:
+            opened.close()
         os.replace(names.partial, target)
     _sync_folder(folder)
 
@@ -80,7 +81,7 @@ def replace_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     target = Path(os.path.realpath(target))
     make_folders(str(target.parent))
     discard_leftovers(str(target.parent), target.name)
-    with _claim(str(target), _create_folder) as (names, _):
+    with _claim(str(target), _create_folder) as (names, *_):
         yield Path(names.partial)
         _sync_tree(names.partial, _find_mode(str(target), file_modes.choose_folder_mode(str(target.parent))))
         try:
@@ -160,39 +161,37 @@ def _discard(names: _Names) -> None:
 
 
 @contextmanager
-def _claim(target: str, create: Callable[[str], int]) -> Iterator[tuple[_Names, int]]:
-    """Yield new names beside the target, and the locked descriptor of what `create` has made at `partial`."""
+def _claim(target: str, create: Callable[[str], int]) -> Iterator[tuple[_Names, int, contextlib.ExitStack]]:
+    """Yield new names, the locked descriptor of what `create` has made at `partial`, and what closes it."""
     folder, name = os.path.split(target)
     for _ in range(_TRIES):
         names = _Names(folder, name, secrets.token_hex(4))
-        descriptor = -1
-        try:
+        with contextlib.ExitStack() as opened:
             try:
-                descriptor = create(names.partial)
-            except FileNotFoundError:
-                if not os.path.isdir(folder):
-                    raise
-                continue  # another writer took the new folder for a leftover before it was open
-            if not _try_lock(descriptor) or not os.path.lexists(names.partial):
-                continue  # another writer took it for a leftover before it was locked
-            yield names, descriptor
-            return
-        finally:
-            try:
-                names.remove()
-            finally:
+                try:
+                    descriptor = create(names.partial)
+                except FileNotFoundError:
+                    if not os.path.isdir(folder):
+                        raise
+                    continue  # another writer took the new folder for a leftover before it was open
                 if descriptor >= 0:
-                    os.close(descriptor)
+                    opened.callback(os.close, descriptor)
+                if not _try_lock(descriptor) or not os.path.lexists(names.partial):
+                    continue  # another writer took it for a leftover before it was locked
+                yield names, descriptor, opened
+                return
+            finally:
+                names.remove()
     raise FileExistsError(errno.EEXIST, "other writers remove each new file", target)
 
 
 def _create(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
 
 
 def _create_folder(path: str) -> int:
     os.mkdir(path, 0o700)
-    return os.open(path, os.O_RDONLY)
+    return -1 if IS_WINDOWS else os.open(path, os.O_RDONLY)
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -201,7 +200,7 @@ def _try_lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:
+    except (OSError, AttributeError):  # a file system, or a system, without locks
         return True
     return True
 
@@ -215,7 +214,7 @@ def _check_abandoned(path: str) -> Iterator[bool]:
         is_abandoned = True
     except BlockingIOError:
         is_abandoned = False
-    except OSError:  # a file system without locks
+    except (OSError, AttributeError):
         status = os.fstat(descriptor)
         state, now = (status.st_ino, status.st_size, status.st_mtime_ns), time.monotonic()
         if path not in _seen or _seen[path][0] != state:
@@ -251,9 +250,9 @@ def _put_in_place(names: _Names, *, overwrite: bool) -> None:
 
 def _exchange(first: str, second: str) -> bool:
     """Exchange two folders in one step; false: this file system cannot."""
-    if not hasattr(_libc, "renameat2"):
+    if not hasattr(libc, "renameat2"):
         return False
-    if _libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+    if libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in _NO_EXCHANGE:
@@ -272,11 +271,11 @@ def _find_mode(target: str, otherwise: int) -> int:
 def _sync_tree(folder: str, mode: int) -> None:
     """Synchronize a new folder, after it and all in it got the permissions that the folder is to have."""
     for parent, _, files in os.walk(folder, topdown=False):
-        for file in files:
-            descriptor = os.open(os.path.join(parent, file), os.O_RDONLY)
+        for path in (os.path.join(parent, file) for file in files):
+            descriptor = os.open(path, os.O_RDWR if IS_WINDOWS else os.O_RDONLY)
             try:
                 with contextlib.suppress(OSError):  # a file system without permissions
-                    os.fchmod(descriptor, file_modes.choose_inner_file_mode(mode))
+                    os.chmod(path, file_modes.choose_inner_file_mode(mode))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -286,6 +285,8 @@ def _sync_tree(folder: str, mode: int) -> None:
 
 
 def _sync_folder(folder: str) -> None:
+    if IS_WINDOWS:
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import threading
 from contextlib import suppress
+
+from spark_estimator.posix import resource
 
 # The engine's own (three), and some for what it may open at its start: a timeline, a log.
 _OF_AN_ENGINE = 8

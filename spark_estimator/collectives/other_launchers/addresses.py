@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+
+from spark_estimator.posix import fcntl
 
 _SIOCGIFADDR = 0x8915
 _BACKLOG = 4096

@@ -9,7 +9,6 @@ process ends: so a later job removes what a dead process has left, and nothing o
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any
 
 from spark_estimator.collectives.other_launchers.notices import Notice, NoticeBoard
 from spark_estimator.errors import ForeignLauncherError
+from spark_estimator.posix import fcntl
 
 _MOST_BYTES = 1 << 16
 _NOTICE = re.compile(r"[0-9a-z]+\.json(\.[0-9a-f]{16})?")

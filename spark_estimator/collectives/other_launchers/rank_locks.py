@@ -7,11 +7,12 @@ do not see each other's locks.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import struct
 from contextlib import suppress
+
+from spark_estimator.posix import fcntl
 
 _FILE = "ranks.lock"
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)

@@ -299,7 +299,7 @@ class ConnectFiles:
 
     def sees(self, file: Path) -> bool:
         """Return whether the server finds a file of this machine at the same path."""
-        return self.exists(f"file:{file.absolute()}")
+        return self.exists(f"file:///{file.absolute().as_posix().lstrip('/')}")
 
     def _read(self, path: str) -> Any:
         read = self._session.read.format("binaryFile").option("recursiveFileLookup", "true")

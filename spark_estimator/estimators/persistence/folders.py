@@ -47,7 +47,7 @@ def is_trusted(trust: bool) -> bool:
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path is this machine's by its form: ``file:``; on Databricks also ``/dbfs`` and ``/Volumes``.
+    """Return whether a path is this machine's by its form: ``file:``, ``C:``; on Databricks ``/dbfs`` and ``/Volumes``.
 
     ``dbfs:/`` is the former. Without the mount such a path is what the session's Hadoop makes of it.
 
@@ -60,7 +60,7 @@ def is_local(path: str) -> bool:
     text = os.fspath(path)
     if not text:
         raise DataError("the folder of a model or an estimator must be a path; got an empty one.")
-    if text.startswith("file:"):
+    if text.startswith("file:") or os.path.splitdrive(text)[0]:
         return True
     if DBFSLocalStore.matches(text):
         return os.path.isdir("/dbfs")
@@ -81,5 +81,6 @@ def to_local_path(path: str) -> Path:
     if DBFSLocalStore.matches(text):
         return Path(DBFSLocalStore.normalize_path(text))
     if text.startswith("file:"):
-        return Path("/" + text[len("file:") :].lstrip("/"))
+        text = text[len("file:") :].lstrip("/")
+        return Path(text if os.path.splitdrive(text)[0] else f"/{text}")
     return Path(text)

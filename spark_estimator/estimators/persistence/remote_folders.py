@@ -163,15 +163,16 @@ class RemoteFolder:
     def _copy_next(self, local: Path) -> None:
         self._fs.remove(self.uri)
         self._put(local, self.uri)
-        with tempfile.NamedTemporaryFile(prefix="spark_estimator-") as empty:  # a server cannot remove a file
-            self._fs.put(Path(empty.name), f"{self._next}/{MANIFEST_FILE}")
+        with tempfile.TemporaryDirectory(prefix="spark_estimator-") as private:  # a server cannot remove a file
+            Path(private, MANIFEST_FILE).touch()
+            self._fs.put(Path(private, MANIFEST_FILE), f"{self._next}/{MANIFEST_FILE}")
         self._fs.remove(self._next)
 
     def _put(self, local: Path, folder: str) -> None:
         """Copy all files, the manifest last."""
         files = [file for file in sorted(local.rglob("*")) if file.is_file()]
         for file in sorted(files, key=lambda file: file.name == MANIFEST_FILE):
-            path, limit = f"{folder}/{file.relative_to(local)}", self._fs.part_bytes
+            path, limit = f"{folder}/{file.relative_to(local).as_posix()}", self._fs.part_bytes
             if limit is None or file.stat().st_size <= limit:
                 self._fs.put(file, path)
                 continue

@@ -330,7 +330,7 @@ def _describe_attempt(fields: dict[str, Any]) -> str:
 def _get_user() -> str:
     with contextlib.suppress(Exception):  # a container's user may have no name
         return getpass.getuser()
-    return str(os.getuid())
+    return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
 
 
 def _find_place() -> str:

@@ -6,7 +6,6 @@ input ends, or brings no heartbeat, it stops its ranks and ends.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import struct
@@ -26,6 +25,7 @@ from spark_estimator.launch.job.environment import add_own_python, decide_host_t
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.peer_json import parse_object
+from spark_estimator.posix import fcntl
 
 _SIOCGIFADDR = 0x8915
 

@@ -25,7 +25,7 @@ from spark_estimator.collectives.context import nccl_built
 from spark_estimator.collectives.rendezvous import host_id, make_job_id
 from spark_estimator.console import discard_unread, end_with_reader
 from spark_estimator.env import Settings
-from spark_estimator.errors import EncryptionUnavailableError, PreflightError, SparkEstimatorError
+from spark_estimator.errors import EncryptionUnavailableError, NativeLibraryError, PreflightError, SparkEstimatorError
 from spark_estimator.launch.cli.flags import parse_arguments, to_cooldown, to_environment, to_terms
 from spark_estimator.launch.cli.on_spark import check_spark, report_error, run_script
 from spark_estimator.launch.elastic.job_entry import run_elastic
@@ -40,6 +40,7 @@ from spark_estimator.launch.ssh.where import Where, find_hosts
 from spark_estimator.launch.worker.child_process import keep_standard_descriptors
 from spark_estimator.observe.driver_log import announce
 from spark_estimator.observe.status_line import find_screen
+from spark_estimator.posix import IS_WINDOWS
 
 # A command may save its state on SIGTERM; then it is killed.
 _GENTLE = timedelta(seconds=2)
@@ -50,7 +51,8 @@ _HERE = Where()
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run ``horovodrun``, by default with the process's own arguments."""
     keep_standard_descriptors()
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited; how a rank has ended could not be known
+    # Inherited; how a rank has ended could not be known.
+    if not IS_WINDOWS and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parser, options = parse_arguments(arguments)
     if options.check_build:
@@ -78,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
                 where = _locate_ranks(options)
             except ValueError as error:
                 parser.error(str(error))
-            except PreflightError as error:
+            except (NativeLibraryError, PreflightError) as error:
                 _report(str(error))
                 sys.exit(1)
             sys.exit(run_command(command, options.num_proc, to_environment(options), options, where))
@@ -232,7 +234,7 @@ def _interrupt_on_signals(ended_by: list[signal.Signals]) -> Iterator[None]:
 
     before = {}
     with contextlib.suppress(ValueError):  # not in the main thread
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM,) if IS_WINDOWS else (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup asks for
                 before[number] = signal.signal(number, interrupt)
     try:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from spark_estimator._native import require_engine
 from spark_estimator.env import Settings
-from spark_estimator.errors import PreflightError
+from spark_estimator.errors import NativeLibraryError, PreflightError
 from spark_estimator.launch.job.events import Event
 from spark_estimator.launch.job.failures import FailureReport
 from spark_estimator.launch.job.spec import ChannelAddress, JobSpec
 from spark_estimator.launch.spark.configuration import Configuration
+from spark_estimator.launch.spark.encryption_policy import decide_encryption
 from spark_estimator.launch.spark.rank_events import RankEvents
 from spark_estimator.launch.spark.rank_registration import DriverRegistration, RankRegistration
 from spark_estimator.log import get_logger
@@ -43,8 +45,10 @@ def address_for_executors(spark: SparkSession, needed_for: str = "") -> str | No
         )
     host = Configuration(spark).get("spark.driver.host") or ""
     try:
+        if decide_encryption(spark)[0]:
+            require_engine()
         return find_driver_address(host)
-    except OSError as error:
+    except (OSError, NativeLibraryError) as error:
         if not needed_for:
             _log.info("no driver channel: %s", error)
             return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.observe.driver_log import printable
+from spark_estimator.posix import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,8 +35,8 @@ _EXIT_CODES = {
     56: ("its heartbeats did not reach the driver", "Look at the network, and at pauses of the JVM"),
 }
 _HELP_AFTER_SIGNAL = {
-    signal.SIGKILL: "If no person sent it, the kernel or the container had no memory left. " + _MEMORY,
-    signal.SIGTERM: "The cluster manager, or a person, has asked it to end. " + _TAKEN_AWAY,
+    "SIGKILL": "If no person sent it, the kernel or the container had no memory left. " + _MEMORY,
+    "SIGTERM": "The cluster manager, or a person, has asked it to end. " + _TAKEN_AWAY,
 }
 _CODE = re.compile(r"(?:exited with code|exit code|exit status:|executor exit code) \(?(-?\d+)", re.IGNORECASE)
 _OF_CONTAINERS = " The API gave the following container statuses"
@@ -94,9 +94,9 @@ def _describe_exit(text: str) -> tuple[str, str] | None:
     if match is None:
         return None
     code = int(match[1])
-    if code > 128 and code - 128 in list(signal.Signals):
-        name = signal.Signals(code - 128)
-        return f"was killed by signal {name.value} ({name.name}; {_shorten(text)})", _HELP_AFTER_SIGNAL.get(name, "")
+    if code - 128 in SIGNALS:
+        name = SIGNALS[code - 128]
+        return f"was killed by signal {code - 128} ({name}; {_shorten(text)})", _HELP_AFTER_SIGNAL.get(name, "")
     meaning, help_text = _EXIT_CODES.get(code, ("", "Its log has more"))
     return f"has ended with exit code {code} ({meaning or _shorten(text)})", help_text
 

@@ -13,9 +13,11 @@ from typing import Any, cast
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
+from spark_estimator._native import require_engine
 from spark_estimator.errors import NotEnoughSlotsError, PreflightError
+from spark_estimator.launch.spark.configuration import Configuration
 from spark_estimator.launch.spark.java_environment import choose_java_environment
-from spark_estimator.launch.spark.slots import make_old_connect_error
+from spark_estimator.launch.spark.slots import is_connect, make_old_connect_error
 from spark_estimator.log import get_logger
 
 _log = get_logger(__name__)
@@ -30,9 +32,14 @@ _SAYS_WHERE = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT
 def find_session(size: int) -> SparkSession:
     """Return this thread's or process's session; where there is none, a new one for `size` ranks (0: one per slot).
 
-    Raises NotEnoughSlotsError: `size` is too large for this machine; PreflightError: no session can be made.
+    Raises NotEnoughSlotsError: `size` is too large for this machine; PreflightError: no session can be made;
+    NativeLibraryError: ranks of the session would run on this machine, which has no engine.
     """
-    return find_existing_session() or _make_default_session(size)
+    session = find_existing_session()
+    is_local = Configuration(session).is_local and not is_connect(session) if session else None
+    if is_local or (session is None and not any(map(os.environ.get, _SAYS_WHERE))):
+        require_engine()
+    return session or _make_default_session(size)
 
 
 def make_session(master: str | None, remote: str | None, settings: Mapping[str, str], size: int) -> None:

@@ -54,7 +54,7 @@ class Slots:
 
 def check_connect(spark: SparkSession) -> None:
     """Raise PreflightError for a session of Spark Connect before Spark 3.5, on one of its sides."""
-    if _is_connect(spark) and (not hasattr(spark, "addTag") or spark.version.startswith("3.4.")):
+    if is_connect(spark) and (not hasattr(spark, "addTag") or spark.version.startswith("3.4.")):
         raise make_old_connect_error(f" and a server of Spark {spark.version}")
 
 
@@ -91,7 +91,8 @@ def check_session(spark: SparkSession, *, together: bool = True) -> None:
         )
 
 
-def _is_connect(spark: SparkSession) -> bool:
+def is_connect(spark: SparkSession) -> bool:
+    """Return whether the session is one of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -149,7 +150,7 @@ def require_slots(spark: SparkSession, size: int, patience: timedelta = REGISTRA
         return
     raise NotEnoughSlotsError(
         f"{size} ranks need {size} slots at the same time, but this session has {slots.count}: {slots.arithmetic}. "
-        f"{_describe_remedy(conf, slots, size, _is_connect(spark), size_word)}{_suggest_fewer(slots.count, size_word)}."
+        f"{_describe_remedy(conf, slots, size, is_connect(spark), size_word)}{_suggest_fewer(slots.count, size_word)}."
     )
 
 

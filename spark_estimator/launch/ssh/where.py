@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from spark_estimator._native import require_engine
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.elastic.discovery import HostScript, HostWatch, wait_for_first_hosts
 from spark_estimator.launch.elastic.placement import Cooldown
@@ -57,9 +58,11 @@ def find_hosts(
         terms, cooldown: of an elastic job; None: it is none.
 
     Raises:
+        NativeLibraryError: this machine has no engine.
         ValueError: what was named cannot be used, or has too few slots; the text quotes it.
         PreflightError: the script does not answer, or offers too few slots.
     """
+    require_engine()
     sources = [f"{name} {value}" for name, value in (("hosts", hosts), ("hostfile", hostfile)) if value is not None]
     sources += [] if script is None else [f"host discovery script {script}"]
     if len(sources) > 1:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +11,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
+
+from spark_estimator.posix import SIGKILL, SIGNALS, resource
 
 #: The exit status of a child that other code in this program has reaped; no real status has this value.
 UNKNOWN = 1 << 16
@@ -158,16 +158,13 @@ def describe_end(exit_code: int) -> str:
         return "an unknown status, because this program ignores SIGCHLD or reaps all of its child processes itself"
     if exit_code >= 0:
         return f"exit status {exit_code}"
-    try:
-        return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"
-    except ValueError:
-        return f"signal {-exit_code}"
+    return f"signal {-exit_code}" + (f" ({SIGNALS[-exit_code]})" if -exit_code in SIGNALS else "")
 
 
 def describe_kill(exit_code: int, peak_bytes: int, before: MemoryBaseline) -> str:
     """Describe a signal that ended a child: "was killed by ...", and for SIGKILL its memory, if known."""
     text = f"was killed by {describe_end(exit_code)}"
-    if exit_code != -signal.SIGKILL:
+    if exit_code != -SIGKILL:
         return text
     if peak_bytes > before.peak_bytes:
         text += f", after its memory peaked at {peak_bytes / (1 << 20):.0f} MiB"

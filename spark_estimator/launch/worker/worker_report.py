@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -16,6 +15,7 @@ from spark_estimator.launch.worker import child_process, result_pipe
 from spark_estimator.launch.worker.child_process import MemoryBaseline
 from spark_estimator.launch.worker.state import WorkerEvent, WorkerState
 from spark_estimator.peer_json import parse_object
+from spark_estimator.posix import SIGKILL
 from spark_estimator.state_machine import StateMachine
 
 _OF_LLVM = (
@@ -106,7 +106,7 @@ class WorkerReport:
             f"was stopped by a signal (SIGSTOP) and did not continue within {limit.total_seconds():g} s, so that its "
             "supervisor killed it (SPARK_ESTIMATOR_SILENCE_SECONDS)"
         )
-        self._fail(self._make_failure(failures.KILLED, message, exit_code=-signal.SIGKILL))
+        self._fail(self._make_failure(failures.KILLED, message, exit_code=-SIGKILL))
 
     def stop_frozen(self, stopped_for: timedelta) -> None:
         """Note that the worker is killed, as the job ends, while stopped by a signal: the cause if others missed it."""
@@ -114,7 +114,7 @@ class WorkerReport:
             f"was stopped by a signal (SIGSTOP) and had not continued {stopped_for.total_seconds():.0f} s later, when "
             "the job ended"
         )
-        self._fail(replace(self._make_failure(failures.KILLED, message, exit_code=-signal.SIGKILL), secondary=True))
+        self._fail(replace(self._make_failure(failures.KILLED, message, exit_code=-SIGKILL), secondary=True))
 
     def conclude(self, exit_code: int, peak_bytes: int) -> Outcome:
         """Return how the worker has ended; `exit_code` and `peak_bytes`: as `child_process.reap` returned them."""

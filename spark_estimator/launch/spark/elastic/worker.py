@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import signal
 import socket
 import threading
 import time
@@ -35,6 +34,7 @@ from spark_estimator.launch.spark.job_tag import JobTag
 from spark_estimator.launch.spark.task_secrecy import pack_parcels
 from spark_estimator.observe.driver_log import announce, printable
 from spark_estimator.peer_json import parse_object
+from spark_estimator.posix import SIGKILL
 from spark_estimator.reader_thread import ReaderThread
 
 # How long a task may take to return its rows to Spark after it has reported its worker's end.
@@ -323,7 +323,7 @@ class SparkWorkerHandle:
     def _make_failed_outcome(self, kind: str, message: str) -> Outcome:
         self._worker_link.close()
         report = self._make_report(kind, message)
-        return Outcome(self._rank, self._host, 0, -signal.SIGKILL, report)
+        return Outcome(self._rank, self._host, 0, -SIGKILL, report)
 
     def _make_report(self, kind: str, message: str) -> FailureReport:
         return FailureReport(self._rank, self._host, self.pid, kind, message, when=time.monotonic())
