@@ -1,7 +1,7 @@
 """Lets the package see another operating system than this Linux: `imitate` changes what its modules import.
 
-Only modules of spark_estimator see it; Spark, PyTorch and all others keep the real one. Modules that exist on POSIX systems
-only cannot be imported, names are missing, calls that Windows refuses are refused, and there is no ``/proc``.
+Only modules of spark_estimator see it; Spark, PyTorch and all others keep the real one. Modules that only POSIX systems
+have cannot be imported, names are missing, calls that Windows refuses are refused, and there is no ``/proc``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ _PACKAGE = os.path.dirname(str(importlib.util.find_spec("spark_estimator").origi
 _STANDARD = os.path.dirname(os.__file__)
 _O_BINARY = 0x8000
 
-# What Windows has none of; of a module that is listed whole, the import fails.
-_ABSENT_MODULES = {
-    "windows": {"fcntl", "resource", "pwd", "grp", "termios", "pty", "tty", "syslog", "posix"},
-    "mac": set(),
-}
+# Windows has none of these; other systems than Linux lack the names below.
+POSIX_MODULES = {"fcntl", "resource", "pwd", "grp", "termios", "pty", "tty", "syslog", "posix", "curses", "readline"}
 _LINUX_ONLY = {
     "os": """memfd_create pidfd_open sched_getaffinity sched_setaffinity eventfd splice copy_file_range setns unshare
         getxattr setxattr listxattr removexattr posix_fadvise posix_fallocate fdatasync sched_getscheduler O_TMPFILE""",
@@ -54,6 +51,7 @@ _POSIX_ONLY = {
 # Where neither system has anything.
 _ABSENT_FOLDERS = ("/proc/", "/sys/", "/dev/shm")
 _FORBIDDEN = set('<>:"|?*')  # in names of files, on Windows
+_WATCHED = {"open", "os.listdir", "os.scandir", "os.remove", "os.rename", "os.rmdir", "os.mkdir"}
 _text_descriptors: set[int] = set()
 
 
@@ -165,8 +163,12 @@ def _is_open(path: str) -> bool:
     return False
 
 
-def imitate(system: str) -> None:
-    """Show "windows" or "mac" to every module of the package that is imported from now on."""
+def imitate(system: str, paths: ModuleType | None = None) -> None:
+    """Show "windows" or "mac" to every module of the package that is imported from now on.
+
+    Args:
+        paths: the package's `os.path`: ntpath for paths of Windows, with which no file can be opened here.
+    """
     loaded = [name for name in sys.modules if name.split(".")[0] == "spark_estimator"]
     assert not loaded, f"already imported: {loaded}"
     is_windows = system == "windows"
@@ -175,12 +177,14 @@ def imitate(system: str) -> None:
         absent.setdefault(name, set()).update(text.split())
     changed = _ON_WINDOWS if is_windows else _ON_MAC
     twins = {name: _Twin(real, absent.get(name, set()), changed.get(name, {})) for name, real in _REAL.items()}
+    if paths is not None:
+        twins["os"] = _Twin(os, absent["os"], {**changed["os"], "path": paths, "sep": paths.sep})
     real_import = builtins.__import__
 
     def import_module(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if level == 0 and globals and str(globals.get("__name__")).split(".")[0] == "spark_estimator":
             top = name.split(".")[0]
-            if top in _ABSENT_MODULES[system]:
+            if is_windows and top in POSIX_MODULES:
                 raise ModuleNotFoundError(f"No module named {top!r}: it is not on this system", name=top)
             if name in twins:
                 return twins[name]
