@@ -37,7 +37,7 @@ CLANG ?= $(firstword $(foreach name,clang++ $(addprefix clang++-,22 21 20 19 18 
 NATIVE := $(shell find native -type f -not -name '.*')
 PACKAGE := $(shell find spark_estimator -type f -not -path '*/__pycache__/*' -not -name '*.so')
 
-.PHONY: help demo cluster cluster-demo cluster-down test test-all test-slow test-faults mutations matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels test-native test-native-aarch64 test-native-sanitized test-containers test-kubernetes test-yarn fuzz coverage format clean
+.PHONY: help demo cluster cluster-demo cluster-down test test-all test-slow test-faults mutations matrix chaos test-petastorm notebooks lint docs docs-links .graphviz build wheel wheels release test-native test-native-aarch64 test-native-sanitized test-containers test-kubernetes test-yarn fuzz coverage format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -150,6 +150,10 @@ wheels: build/release-tools/.ready
 	build/release-tools/bin/python release/wheels.py $(PROCESSORS) $(if $(TWICE),--twice)
 	build/release-tools/bin/twine check --strict build/wheels/*.whl
 	build/release-tools/bin/check-wheel-contents build/wheels/*.whl
+
+# All of a release but the upload, in build/release: release/README.md. DRAFT=1: no tag and no date yet. KEY=... signs.
+release: wheels
+	build/release-tools/bin/python release/release.py $(if $(DRAFT),--draft) $(if $(KEY),--key '$(KEY)') $(RELEASE)
 
 # The C++ tests as that processor runs them (Debian, Ubuntu: apt-get install qemu-user libc6-arm64-cross). qemu's memory
 # grows with each page that a program maps, and segments are mapped as large as files may be: 256 MiB here.

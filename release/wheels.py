@@ -1,4 +1,6 @@
-"""Builds the wheels to publish: one a processor, for every Linux with glibc 2.28 or later, the same bytes each time.
+"""Builds the wheels to publish, the same bytes each time: one a processor, for every Linux with glibc 2.28 or later.
+
+One more is without the engine: by it a driver of Spark Connect runs on every other system.
 
 ``make wheels`` runs it. `zig c++`, from PyPI, compiles for any processor and glibc on any machine. auditwheel checks
 that the result needs nothing newer, and names the platform.
@@ -17,26 +19,31 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSORS = ("x86_64", "aarch64")
+#: The wheel without the engine: pip takes it where no other fits.
+ANY = "any"
 GLIBC = "2.28"
 #: A larger wheel fails the build: nothing in it should grow unseen.
 LARGEST_BYTES = 3 << 20
+#: What the engine's library brings with it.
+RUNTIME = ("libc++", "libc++abi", "libunwind", "compiler-rt")
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Build the wheels to publish.")
-    parser.add_argument("processors", nargs="*", default=PROCESSORS, metavar="processor", help=f"of {PROCESSORS}")
+    known = (*PROCESSORS, ANY)
+    parser.add_argument("processors", nargs="*", default=known, metavar="processor", help=f"of {known}")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "wheels", help="where the wheels go")
     parser.add_argument("--twice", action="store_true", help="build each one twice, and compare the bytes")
     options = parser.parse_args()
-    unknown = set(options.processors) - set(PROCESSORS)
+    unknown = set(options.processors) - set(known)
     if unknown:
-        parser.error(f"unknown processors: {', '.join(sorted(unknown))}; known are {', '.join(PROCESSORS)}")
+        parser.error(f"unknown processors: {', '.join(sorted(unknown))}; known are {', '.join(known)}")
     options.folder.mkdir(parents=True, exist_ok=True)
     for processor in options.processors:
         wheel = build(processor, options.folder)
@@ -60,18 +67,21 @@ def build(processor: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         variables = {**os.environ, **environment(processor, Path(scratch))}
         plain, unpacked, packed = (Path(scratch, name) for name in ("plain", "unpacked", "packed"))
+        settings = ("cmake.define.CMAKE_SYSTEM_NAME=Linux", f"cmake.define.CMAKE_SYSTEM_PROCESSOR={processor}")
+        if processor == ANY:
+            settings = ("wheel.cmake=false",)
         python(
             *("-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--wheel-dir", str(plain)),
-            f"--config-settings=build-dir={scratch}/build",
-            f"--config-settings=cmake.define.CMAKE_SYSTEM_PROCESSOR={processor}",
-            "--config-settings=cmake.define.CMAKE_SYSTEM_NAME=Linux",
+            *(f"--config-settings={setting}" for setting in (f"build-dir={scratch}/build", *settings)),
             str(ROOT),
             variables=variables,
         )
         python("-m", "wheel", "unpack", "--dest", str(unpacked), str(only(plain, "*.whl")), variables=variables)
-        add_bill_of_materials(only(unpacked, "*/*.dist-info"))
+        add_bill_of_materials(only(unpacked, "*/*.dist-info"), () if processor == ANY else RUNTIME)
         packed.mkdir()
         python("-m", "wheel", "pack", "--dest-dir", str(packed), str(only(unpacked, "*")), variables=variables)
+        if processor == ANY:
+            return Path(shutil.move(only(packed, f"*-py3-none-{ANY}.whl"), folder))
         # "auto", as auditwheel knows the names of other processors' platforms only then.
         repair = ("-m", "auditwheel", "repair", "--plat", "auto", "--only-plat", "--wheel-dir", f"{scratch}/repaired")
         python(*repair, str(only(packed, "*.whl")), variables=variables)
@@ -100,11 +110,12 @@ def check_platform(name: str, processor: str) -> None:
         sys.exit(f"{name} is not for manylinux_{newest[0]}_{newest[1]}_{processor} or older")
 
 
-def add_bill_of_materials(folder: Path) -> None:
+def add_bill_of_materials(folder: Path, linked: Sequence[str]) -> None:
     """Writes the list of linked libraries to the place that PEP 770 defines, in CycloneDX's format.
 
     Args:
         folder: the wheel's ``.dist-info``.
+        linked: the names of these libraries.
     """
     version = re.search(r"^Version: (.+)$", (folder / "METADATA").read_text(encoding="utf-8"), re.MULTILINE)
     assert version
@@ -127,7 +138,7 @@ def add_bill_of_materials(folder: Path) -> None:
                 "licenses": [{"license": {"id": "Apache-2.0"}}],
             }
         },
-        "components": [{**runtime, "name": name} for name in ("libc++", "libc++abi", "libunwind", "compiler-rt")],
+        "components": [{**runtime, "name": name} for name in linked],
     }
     target = folder / "sboms" / "spark_estimator.cdx.json"
     target.parent.mkdir()

@@ -1,0 +1,323 @@
+"""Makes all that a release publishes, and tries it as users will: everything but the upload. ``make release`` runs it.
+
+It begins with the wheels of `wheels.py` and adds the source distribution. pip then installs from a local index into a
+new environment for each Python, where a job of two ranks runs; a model that MLflow has logged there is served from the
+environment that it names. What is published is in ``build/release``, with checksums, a list of what was installed,
+where all of it comes from, and the notes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import glob
+import hashlib
+import http.server
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "spark_estimator"
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+#: Systems that have no wheel of their own, as pip names them.
+OTHERS = ("win_amd64", "macosx_12_0_arm64", "musllinux_1_2_x86_64", "manylinux_2_28_ppc64le")
+JOB = """
+import numpy
+from spark_estimator.collectives import arrays, context
+context.init()
+total = arrays.allreduce(numpy.full(1000, context.rank() + 1, numpy.float32), arrays.ReduceOp.SUM)
+assert context.size() == 2 and (total == 3).all()
+print("two ranks have met")
+"""
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Make and try what a release publishes.")
+    parser.add_argument("--draft", action="store_true", help="allow a version without a date, a tag or a clean tree")
+    parser.add_argument("--extras", default="torch", help="of the package, in the environments that try it")
+    parser.add_argument("--mlflow", default="3.11", help="the Python that serves a model; empty: none")
+    parser.add_argument("--key", type=Path, help="of ssh, which signs the checksums")
+    options = parser.parse_args()
+    version = re.search(r'^__version__ = "(.+)"$', (ROOT / NAME / "__init__.py").read_text(), re.MULTILINE)[1]  # type: ignore[index]
+    notes = find_notes(version, options.draft)
+    commit = check_source(version, options.draft)
+    folder = ROOT / "build" / "release"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    files = sorted([*(ROOT / "build" / "wheels").glob(f"{NAME}-{version}-*.whl"), make_sdist(folder)])
+    files = [Path(shutil.copy(path, folder)) if path.parent != folder else path for path in files]
+    check_files(files)
+    with serve(folder) as index:
+        check_choice(index, version)
+        tried = {each: try_python(each, index, version, options.extras) for each in PYTHONS}
+        if not any(tried.values()):
+            sys.exit(f"none of the Pythons {', '.join(PYTHONS)} is on this machine: nothing was tried")
+        write_inventory(folder, version, tried)
+        served = try_model(options.mlflow, index, version) if options.mlflow else "not tried"
+    write_provenance(folder, files, version, commit)
+    rows = [f"| {each} | {text or 'not on this machine: not tried'} |" for each, text in tried.items()]
+    table = "\n".join(["| Python | Two ranks from the wheel |", "|---|---|", *rows])
+    (folder / "NOTES.md").write_text(
+        f"{notes}\n\n## Tried\n\n{table}\n\nA model served from its own environment: {served}.\n"
+    )
+    write_checksums(folder, options.key)
+    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    print(f"To publish: git tag --sign v{version}; twine upload {folder}/{NAME}-*")
+
+
+def run(*command: str | Path, variables: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
+    """Runs a command and returns its output; its error ends this program."""
+    print("+", *command, flush=True)
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=cwd,
+        env={**os.environ, **(variables or {})},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}\n{command[0]} has ended with exit status {done.returncode}")
+    return done.stdout
+
+
+def find_notes(version: str, draft: bool) -> str:
+    """The section of the changelog on a version, which has to have its date."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## {re.escape(version)} \((.+?)\)$\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    if section is None or not (draft or re.fullmatch(r"\d{4}-\d\d-\d\d", section[1])):
+        sys.exit(f"CHANGELOG.md needs a section '## {version} (YYYY-MM-DD)'")
+    return f"# {NAME} {version} ({section[1]})\n{section[2].rstrip()}"
+
+
+def check_source(version: str, draft: bool) -> str:
+    """The commit; that it has the version's tag, and that nothing differs from it."""
+    commit = run("git", "rev-parse", "HEAD").strip()
+    problems = []
+    if run("git", "status", "--porcelain").strip():
+        problems.append("files differ from the commit")
+    if f"v{version}" not in run("git", "tag", "--points-at", "HEAD").split():
+        problems.append(f"the commit has no tag v{version}: git tag --sign v{version}")
+    if problems and not draft:
+        sys.exit("; ".join(problems))
+    return f"{commit} ({'; '.join(problems)})" if problems else commit
+
+
+def make_sdist(folder: Path) -> Path:
+    """Makes the source distribution, with the commit's time in it."""
+    time = run("git", "log", "-1", "--format=%ct").strip()
+    program = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", program, folder, variables={"SOURCE_DATE_EPOCH": time})
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+def check_files(files: Sequence[Path]) -> None:
+    """Has the tools of PyPI check all files, and auditwheel what each wheel needs of a system."""
+    tools = Path(sys.executable).parent
+    wheels = [path for path in files if path.suffix == ".whl"]
+    run(tools / "twine", "check", "--strict", *files)
+    run(tools / "check-wheel-contents", *wheels)
+    for wheel in wheels:
+        if not wheel.name.endswith("-any.whl"):
+            report = " ".join(run(sys.executable, "-m", "auditwheel", "show", wheel).split())
+            tag = wheel.stem.rpartition("-")[2]
+            if f'is consistent with the following platform tag: "{tag}"' not in report:
+                sys.exit(f"{wheel.name}: {report}")
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Serves a folder's files as an index of one project. Yields its address."""
+    pages = ROOT / "build" / "index"
+    shutil.rmtree(pages, ignore_errors=True)
+    shutil.copytree(folder, pages / "spark-estimator")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(pages))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def check_choice(index: str, version: str) -> None:
+    """That pip takes the wheel without the engine exactly where no other fits."""
+    for system in (*OTHERS, "manylinux_2_28_x86_64", "manylinux_2_34_aarch64"):
+        target = ROOT / "build" / "chosen"
+        shutil.rmtree(target, ignore_errors=True)
+        only = ("--only-binary=:all:", f"--platform={system}", "--no-deps", "--index-url", index, "--dest", target)
+        run(sys.executable, "-m", "pip", "download", "--quiet", *only, f"spark-estimator=={version}")
+        (path,) = target.iterdir()
+        if path.name.endswith("-any.whl") != (system in OTHERS):
+            sys.exit(f"on {system} pip takes {path.name}")
+
+
+def find_python(version: str) -> str | None:
+    """A Python of a version: of the path, or of pyenv or uv."""
+    places = [
+        *glob.glob(os.path.expanduser("~/.pyenv/versions/*/bin")),
+        *glob.glob(os.path.expanduser("~/.local/share/uv/python/*/bin")),
+    ]
+    for place in (None, *places):
+        program = shutil.which(f"python{version}", path=place)
+        if program and not subprocess.run([program, "-c", "import ensurepip, ssl"], capture_output=True).returncode:
+            return program
+    return None
+
+
+def make_environment(python: str, name: str, index: str, *packages: str) -> Path:
+    """Makes a new environment with packages of the local index and of others. Returns its programs' folder."""
+    target = ROOT / "build" / "tried" / name
+    shutil.rmtree(target, ignore_errors=True)
+    run(python, "-m", "venv", target)
+    command = (target / "bin" / "python", "-m", "pip", "install", "--quiet", "--extra-index-url", index)
+    run(*command, *packages)
+    return target / "bin"
+
+
+def try_python(version: str, index: str, release: str, extras: str) -> str:
+    """Runs a job of two ranks in a new environment. Returns what was used; '' where there is no such Python."""
+    python = find_python(version)
+    if python is None:
+        return ""
+    package = f"spark-estimator[{extras}]=={release}" if extras else f"spark-estimator=={release}"
+    programs = make_environment(python, version, index, "--constraint", str(ROOT / "constraints.txt"), package)
+    script = programs.parent / "job.py"
+    script.write_text(JOB)
+    output = run(programs / "horovodrun", "-np", "2", programs / "python", script, cwd=programs.parent)
+    if output.count("two ranks have met") != 2:
+        sys.exit(f"Python {version}: {output}")
+    exact = run(programs / "python", "-c", "import platform; print(platform.python_version(), platform.libc_ver()[1])")
+    return f"Python {exact.split()[0]} on {platform.machine()} with glibc {exact.split()[1]}"
+
+
+def try_model(version: str, index: str, release: str) -> str:
+    """Serves a model that MLflow has logged from a new environment of its own requirements. Returns what was used."""
+    python = find_python(version)
+    if python is None:
+        return f"not tried, as Python {version} is not on this machine"
+    constraint = ("--constraint", str(ROOT / "constraints.txt"))
+    package = f"spark-estimator[torch,spark,java]=={release}"
+    programs = make_environment(python, "logging", index, *constraint, package, "mlflow")
+    model = programs.parent / "model"
+    run(programs / "python", ROOT / "release" / "log_model.py", model, cwd=programs.parent)
+    needed = (model / "requirements.txt").read_text().split()
+    own = make_environment(python, "served", index, "--requirement", str(model / "requirements.txt"))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [own / "mlflow", "models", "serve", "--env-manager", "local", "--model-uri", model, "--port", str(port)]
+    variables = {**os.environ, "PATH": f"{own}:{os.environ['PATH']}"}  # it starts uvicorn
+    log = own.parent / "serve.log"
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [*map(str, command)], env=variables, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        answer = ask(f"http://127.0.0.1:{port}/invocations", server, log)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+    (row,) = json.loads(answer)["predictions"]
+    if abs(row["y__output"] - 7) > 0.5:
+        sys.exit(f"the model of y = 3 x + 1 has answered {answer} for x = 2")
+    return f"Python {version}, {', '.join(needed)}"
+
+
+def ask(address: str, server: subprocess.Popen[bytes], log: Path) -> str:
+    """Asks a model server, once it is there, for the prediction of one row."""
+    body = json.dumps({"dataframe_records": [{"x": 2.0}]}).encode()
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+    deadline = time.monotonic() + 300
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            sys.exit(f"{error}: {error.read().decode()}\n{log.read_text()}")
+        except OSError as error:
+            if server.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"the model is not served: {error}\n{log.read_text()}")
+            time.sleep(1)
+
+
+def write_inventory(folder: Path, version: str, tried: Mapping[str, str]) -> None:
+    """Writes all packages of the newest Python's environment, in CycloneDX's format."""
+    newest = [each for each, text in tried.items() if text][-1]
+    python = ROOT / "build" / "tried" / newest / "bin" / "python"
+    packages = [each["metadata"] for each in json.loads(run(python, "-m", "pip", "inspect", "--local"))["installed"]]
+    components = [
+        {
+            "type": "library",
+            "name": each["name"],
+            "version": each["version"],
+            "purl": f"pkg:pypi/{each['name'].lower().replace('_', '-')}@{each['version']}",
+        }
+        for each in packages
+    ]
+    ours = {
+        "type": "library",
+        "name": "spark-estimator",
+        "version": version,
+        "purl": f"pkg:pypi/spark-estimator@{version}",
+    }
+    document = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": ours}}
+    text = json.dumps({**document, "components": sorted(components, key=lambda each: each["purl"])}, indent=2)
+    (folder / f"{NAME}-{version}.cdx.json").write_text(text + "\n")
+
+
+def write_provenance(folder: Path, files: Sequence[Path], version: str, commit: str) -> None:
+    """Writes from which commit and by which tools the files were built: an in-toto statement of SLSA's kind."""
+    tools = [line for line in (ROOT / "release" / "requirements.txt").read_text().split("\n") if "==" in line]
+    statement = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": path.name, "digest": {"sha256": digest(path)}} for path in files],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": "make release",
+                "externalParameters": {"version": version, "tag": f"v{version}"},
+                "resolvedDependencies": [
+                    {"name": "commit", "digest": {"gitCommit": commit}},
+                    *({"name": each} for each in tools),
+                ],
+            },
+            "runDetails": {
+                "builder": {"id": f"Python {platform.python_version()} on {platform.platform()}"},
+                "metadata": {"finishedOn": datetime.now(timezone.utc).isoformat(timespec="seconds")},
+            },
+        },
+    }
+    (folder / f"{NAME}-{version}.provenance.json").write_text(json.dumps(statement, indent=2) + "\n")
+
+
+def write_checksums(folder: Path, key: Path | None) -> None:
+    """Writes the SHA-256 of every file, and ssh's signature of the list where there is a key."""
+    lines = [f"{digest(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
+    target = folder / "SHA256SUMS"
+    target.write_text("".join(lines))
+    if key is not None:
+        run("ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", "file", target)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    main()
