@@ -1,4 +1,4 @@
-// The limits between the algorithms, with the reason for each.
+// Chooses an algorithm by the limits of `Tuning` (choose.h).
 #include "algorithms/choose.h"
 
 #include <bit>
