@@ -325,6 +325,8 @@ class RowEncoder:
         for each in self.fields:
             columns = [int(column[1:]) for column in each.columns]
             numbers = next(numbers for numbers in self.packed if columns[0] in numbers)
+            if not set(columns).issubset(numbers):  # arrays, side by side: each is a column of the batch by itself
+                continue
             positions = list(map(numbers.index, columns))
             in_a_row = slice(positions[0], positions[0] + len(positions))
             places[each.columns] = (

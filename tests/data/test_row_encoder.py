@@ -147,6 +147,20 @@ def test_packed_rows_become_matrices_without_a_copy(rows: int, offset: int) -> N
     assert whole.tolist() == floats[offset:][:rows][:, 1:3].astype(int).tolist()
 
 
+def test_arrays_side_by_side_in_one_field_beside_packed_scalars() -> None:
+    names = ("v", "w", "y", "weight")
+    fields = [
+        Field(("v", "w"), ("c0", "c1"), (2, 2), "float32", (4,)),
+        Field(("y",), ("c2",), (1,), "float32"),
+        Field(("weight",), ("c3",), (1,), "float32"),
+    ]
+    encoder = RowEncoder(names, tuple(fields)).by_position(packed=((0,), (1,), (2, 3)))
+    arrays = [pyarrow.array([row], pyarrow.list_(pyarrow.float32())) for row in ([1, 2], [3, 4], [5, 6])]
+    rows = encoder.to_numbers(encoder.make_batch(arrays))
+    assert rows.schema.names == ["c0", "c1", "packed2"]
+    assert [matrix.tolist() for matrix in encoder.make_matrices(rows)] == [[[1, 2, 3, 4]], [[5]], [[6]]]
+
+
 def test_marks_and_categories_of_packed_rows() -> None:
     """Marks go beside rows that stay together; ids are looked up column by column."""
     numbers = pyarrow.array([[7, 1], [9, 0]], pyarrow.list_(pyarrow.int64()))
