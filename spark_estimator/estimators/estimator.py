@@ -243,7 +243,9 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         with plan.source.hold():
             return self._fit_plan(dataset, plan, training, backend, size)
 
-    def _fit_plan(self, dataset: DataFrame, plan: RowPlan, training: FrameworkTraining, backend: Any, size: Any) -> Any:
+    def _fit_plan(
+        self, dataset: DataFrame, plan: RowPlan, training: FrameworkTraining, backend: Any, size: Any
+    ) -> _Model:
         value = self._value
         # Not before: the step on the first rows may have built layers, and the optimizer's state.
         model_transfer.check_room(dataset.sparkSession, training.state_bytes, value("store"))
@@ -256,7 +258,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         features = self._make_features(dataset, plan) if value("mlflow") else None
         zone = dataset.sparkSession.conf.get("spark.sql.session.timeZone")
         metadata = TrainingMetadata(training, size, plan, features, str(zone))
-        return self._fit_on_prepared_data(backend, None, None, metadata, None)
+        result: _Model = self._fit_on_prepared_data(backend, None, None, metadata, None)
+        return result
 
     def _make_features(self, dataset: DataFrame, plan: RowPlan) -> Features:
         """Return the columns that the model predicts from, for MLflow."""

@@ -2,10 +2,14 @@
 
 ``step-0000000120-0003-20261125T093543Z-1a2b3c4d``: the step, how often a training has begun there, when the state was
 copied (UTC), and the writers that belong together.
+
+``.begun-0003``: a training has begun, and has no complete checkpoint yet. A later one has a higher number, even if the
+writers of the first, whose ranks are dead, have not made a folder yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 from collections.abc import Collection, Sequence
@@ -15,6 +19,7 @@ from datetime import datetime, timedelta, timezone
 from spark_estimator.store import FilesystemStore
 
 METADATA = ".metadata"
+_MARK = re.compile(r"\.begun-(\d{4,})")
 _NAME = re.compile(r"step-(?P<step>\d{10,})-(?P<generation>\d{4,})-(?P<time>\d{8}T\d{6}Z)-(?P<group>[0-9a-f]{8})")
 _TIME = "%Y%m%dT%H%M%SZ"
 
@@ -73,6 +78,26 @@ def list_folders(store: FilesystemStore, root: str) -> list[Folder]:
         return []
     parsed = [Folder.parse(posixpath.basename(entry.path)) for entry in entries if entry.size is None]
     return sorted((folder for folder in parsed if folder is not None), reverse=True)
+
+
+def find_marks(store: FilesystemStore, root: str) -> dict[int, str]:
+    """Return the paths of marks that trainings have begun, by generation; none if the root does not exist.
+
+    Raises:
+        Exception: the store cannot be read; the class of the error depends on the store.
+    """
+    try:
+        entries = store.entries(root)
+    except FileNotFoundError:
+        return {}
+    found = [(_MARK.fullmatch(posixpath.basename(entry.path)), entry.path) for entry in entries]
+    return {int(match[1]): path for match, path in found if match is not None}
+
+
+def mark_beginning(store: FilesystemStore, root: str, generation: int) -> None:
+    """Note that a training has begun; not if the store cannot be written: then no writer writes there."""
+    with contextlib.suppress(Exception):  # its class depends on the store
+        store.write(posixpath.join(root, f".begun-{generation:04d}"), b"")
 
 
 def is_complete(store: FilesystemStore, root: str, folder: Folder) -> bool:

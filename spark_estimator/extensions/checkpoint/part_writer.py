@@ -38,6 +38,7 @@ class WritePart:
     def __init__(self, store: FilesystemStore) -> None:
         self._store = store
         self._complete: set[folders.Folder] = set()
+        self._has_marks = True  # of trainings that have begun
 
     def __call__(self, writer: Writer, copy: PendingCopy) -> int:
         """Write one copy, again if the store fails. Return the part's bytes."""
@@ -122,7 +123,14 @@ class WritePart:
             raise GivenUpError(f"{root} has a newer checkpoint than that of step {folder.step}")
 
     def _clean(self, writer: Writer, job: dict[str, Any]) -> None:
-        root = posixpath.dirname(job["path"])
+        root, folder_name = posixpath.split(job["path"])
+        written = folders.Folder.parse(folder_name)
+        if self._has_marks and written is not None:
+            for generation, path in folders.find_marks(self._store, root).items():
+                if generation <= written.generation:
+                    writer.advance()
+                    self._store.remove(path)
+            self._has_marks = False
         present = folders.list_folders(self._store, root)
         self._complete &= set(present)
         for folder in present:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -115,6 +116,9 @@ class StepClock:
         before = max(generation for _, _, _, generation, _ in of_ranks)
         # What a later round begins does not depend on the store, which may be away for a moment.
         generation = before + 1 if before else self._find_generation()
+        if before and rank() == 0:
+            arguments = (self._store, self._root, generation)
+            threading.Thread(target=folders.mark_beginning, args=arguments, daemon=True).start()
         return folders.Folder(generation, -1, group, 0), steps, since, passed
 
     def _find_generation(self) -> int:
@@ -127,8 +131,9 @@ class StepClock:
             # Each attempt adds at least one more than the attempt before, whose writers may not have begun to write.
             attempt = int(os.environ.get(ATTEMPT_VARIABLE) or 1)
             try:
-                present = folders.list_folders(self._store, self._root)
-                result = attempt + max((folder.generation for folder in present), default=0)
+                present = [folder.generation for folder in folders.list_folders(self._store, self._root)]
+                result = attempt + max((*present, *folders.find_marks(self._store, self._root)), default=0)
+                folders.mark_beginning(self._store, self._root, result)
             except Exception as error:  # its class depends on the store
                 result = (
                     f"{self._root} cannot be read on host {socket.gethostname()}: {type(error).__name__}: {error}. "

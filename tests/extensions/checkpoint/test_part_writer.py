@@ -138,6 +138,14 @@ def test_a_checkpoint_that_another_rank_has_given_up_is_not_awaited(rank: Rank, 
     assert rank.control.failed == 1 and reading.complete_steps(str(tmp_path)) == []
 
 
+def test_the_first_checkpoint_of_a_beginning_removes_its_mark(rank: Rank, tmp_path: Path) -> None:
+    for generation in (1, 2, 3):
+        folders.mark_beginning(FilesystemStore(str(tmp_path)), str(tmp_path), generation)
+    rank.part(step(4, generation=2))
+    rank.run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".begun-0003", step(4, generation=2).name]
+
+
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_the_copy_of_a_rank_that_has_ended_yields_to_a_later_beginning(
     rank: Rank, tmp_path: Path, is_complete: bool

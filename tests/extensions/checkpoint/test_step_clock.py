@@ -23,6 +23,14 @@ def get_generation(clock: StepClock) -> int:
     return folder.generation
 
 
+def test_a_beginning_is_above_one_whose_writers_have_made_no_folder_yet(tmp_path: Path) -> None:
+    """Their rank may be dead, and its copy become a checkpoint later."""
+    store = FilesystemStore(str(tmp_path))
+    first, second = StepClock(store), StepClock(store)
+    assert (get_generation(first), get_generation(second)) == (1, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".begun-0001", ".begun-0002"]
+
+
 @pytest.mark.parametrize("attempt", [1, 3])
 def test_a_beginning_is_newer_than_all_in_the_folder(
     tmp_path: Path, attempt: int, monkeypatch: pytest.MonkeyPatch
