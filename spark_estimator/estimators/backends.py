@@ -59,8 +59,7 @@ def check_restarts(backend: Any, max_restarts: int) -> None:
 
 def replaces_ranks(backend: Any, max_restarts: int) -> bool:
     """Return whether a training whose ranks read files may get processes that replace lost ones."""
-    restarts = max_restarts or (takes_rows(backend) and backend is not None and backend.max_restarts)
-    return bool(restarts) and Settings.read().driver_channel
+    return Settings.read().driver_channel and bool(max_restarts or getattr(backend, "max_restarts", 0))
 
 
 def warn_without_store(value: Callable[[str], Any], *, sends_rows: bool) -> None:

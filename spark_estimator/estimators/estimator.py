@@ -241,7 +241,8 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
         plan = plan_frame(dataset, request, training.trial, choose)
         backends.warn_without_store(value, sends_rows=plan.source.rows is not None)
         with plan.source.hold():
-            return self._fit_plan(dataset, plan, training, backend, size)
+            result: _Model = self._fit_plan(dataset, plan, training, backend, size)
+        return result
 
     def _fit_plan(
         self, dataset: DataFrame, plan: RowPlan, training: FrameworkTraining, backend: Any, size: Any

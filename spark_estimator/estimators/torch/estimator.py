@@ -64,8 +64,8 @@ class _TorchTraining:
     def __init__(self, parts: TorchParts, labels: list[str]) -> None:
         self.framework: Any = parts
         self.labels = labels
-        # Ranks that step alone, and a user's step, have no point at which all ranks have finished a step.
-        self.recovers = not parts.steps_locally and parts.minibatch is None
+        # A user's function has no point at which all ranks have finished a step.
+        self.recovers = parts.minibatch is None
         self.state_bytes = sum(
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )

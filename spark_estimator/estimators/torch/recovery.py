@@ -12,6 +12,8 @@ Promises
   rate, which is multiplied by the new number of ranks and divided by the old one. The epoch's averages count the rows
   of the lost rank. When a process joins later, the rest of the epoch is divided again. Numbers are no longer those of a
   training without a loss.
+- With ``sync="local_sgd"`` and ``"diloco"`` the step is that of all ranks, at an exchange: after a loss all return to
+  the last one, and repeat their own steps since then. Each rank's optimizer state is a part of what its peer keeps.
 - An epoch is logged once by the process that is rank 0 at its end. After a loss, callbacks get ``on_train_begin`` and
   ``on_epoch_begin`` again on all ranks, and ``on_epoch_end`` if the loss came before all ranks had returned from it.
   What callbacks keep in their own attributes is lost with a rank.
@@ -21,14 +23,16 @@ Order of events in a round
 1. All ranks have the state: `TorchState.sync`.
 2. All ranks even out their rows, which processes read again whose rank or number of ranks is new (`rank_run.begin`). In
    the first round, before the first commit, the run's checkpoint is read.
-3. Epochs. There is a commit before the first step of an epoch, after each step, and after an epoch with its validation,
-   its checkpoint and its callbacks. In the rest of an epoch that was divided again there are no checkpoints.
+3. Epochs. There is a commit before the first step of an epoch, after each step (or exchange), and after an epoch with
+   its validation, its checkpoint and its callbacks. In the rest of an epoch that was divided again there are no
+   checkpoints.
 
 Other trainings restart from the checkpoint: see `FrameworkTraining.recovers`.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -41,11 +45,14 @@ from spark_estimator.estimators.epoch_division import Division
 from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows
 from spark_estimator.estimators.recovering_process import RecoveringProcess
+from spark_estimator.estimators.torch.checkpoint import pack
 from spark_estimator.estimators.torch.epoch_means import EpochMeans
 from spark_estimator.estimators.torch.steps.recipe import Stepper
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.torch.elastic import steps as parts_of_steps
 from spark_estimator.torch.elastic.state import TorchState
+from spark_estimator.torch.optimizer.separate_steps import SeparateSteps
 
 
 class RecoverableTraining(Protocol):
@@ -126,6 +133,28 @@ class SumsOfRank:
         self._sums += _to_tensor(content)
 
 
+class PartsOfRank(SumsOfRank):
+    """The sums, and the state of an optimizer whose ranks step alone and of what makes its steps."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer.sums)
+        self._trainer = trainer
+
+    def pack_result(self) -> bytes:
+        inner, stepper = self._trainer.optimizer.state_dict()["state"], self._trainer.stepper.state_dict()
+        return parts_of_steps.pack([super().pack_result(), pack({"optimizer": inner, "stepper": stepper})])
+
+    def take(self, content: bytes) -> None:
+        sums, packed = parts_of_steps.unpack(content)
+        super().take(sums)
+        state = torch.load(io.BytesIO(packed), weights_only=True)
+        self._trainer.optimizer.load_state_dict({**self._trainer.optimizer.state_dict(), "state": state["optimizer"]})
+        self._trainer.stepper.load_state_dict(state["stepper"])
+
+    def inherit(self, content: bytes) -> None:
+        super().inherit(parts_of_steps.unpack(content)[0])
+
+
 def _to_tensor(content: bytes) -> torch.Tensor:
     return torch.from_numpy(numpy.frombuffer(content, numpy.float64).copy())
 
@@ -171,7 +200,9 @@ class Commits:
         self._note(progress, ended=False)
 
     def step(self, done: int) -> None:
-        """Commit after `done` batches of the epoch."""
+        """Commit after `done` batches of the epoch, unless ranks have other parameters since an exchange."""
+        if isinstance(self._state.optimizer, SeparateSteps) and not self._state.optimizer.is_common:
+            return
         self._state.begun, self._state.steps, self._state.division = self._begun, done, self._division
         self._commit()
 
@@ -193,8 +224,9 @@ class Commits:
 def train_with_recovery(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | None:
     """Train in an elastic job. Return the result on rank 0."""
     trainer = training.trainer
+    steps_locally = isinstance(trainer.optimizer, SeparateSteps)
     state = RecoverableState(
-        SumsOfRank(trainer.sums),
+        PartsOfRank(trainer) if steps_locally else SumsOfRank(trainer.sums),
         model=trainer.model,
         optimizer=trainer.optimizer,
         stepper={},
@@ -216,7 +248,8 @@ def train_with_recovery(training: RecoverableTraining, spec: TrainSpec) -> Train
         rank_run = training.begin(None if begun is None else begun.run, process.read)
         if begun is None:
             begun = BegunRun(rank_run.known, training.find_left_out(rank_run), process.count_most_ranks())
-        trainer.stepper.load_state_dict(state.stepper)
+        if not steps_locally:
+            trainer.stepper.load_state_dict(state.stepper)
         trainer.take_size(state.rate_factor)
         state.rate_factor = trainer.rate_factor
         if within is not None:

@@ -281,13 +281,16 @@ class Trainer:
             # follows.
             if schedule is not None and is_due and not self._pending and done < plan.steps:
                 self.synchronize()
+                if commit is not None:
+                    commit(done)
                 save(done, plan.count_done(done), self.gather_states(self.sums.sums))
                 schedule.restart()
                 is_due = False
         if self._pending:
             self.step(epoch, plan.steps)
-            if commit is not None:
-                commit(plan.steps)
+        if commit is not None:
+            self.synchronize()
+            commit(plan.steps)
         result = self.sums.compute_averages()
         stored = rows if spec.has_stored_rows else None
         check_loss(result["loss"], epoch, stored, spec.fields, multiplied=not self._parts.rate_is_joint)

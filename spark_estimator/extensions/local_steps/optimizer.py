@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -144,6 +144,29 @@ class LocalStepsMethods(SeparateSteps):
     def has_begun(self) -> bool:
         """Return whether the optimizer has made a step."""
         return self._local_steps.rounds is not None and bool(self._local_steps.rounds.fragments)
+
+    @property
+    def is_common(self) -> bool:
+        """Return whether all ranks have the same parameters: it has made no step since the last exchange."""
+        return self._local_steps.rounds is None or self._local_steps.rounds.is_common
+
+    def agree_before_exchange(self, agree: Callable[[], None]) -> None:
+        """Have a collective called before each exchange.
+
+        Raises:
+            ValueError: parameters are exchanged in several fragments, or late.
+        """
+        rounds = self._local_steps.rounds
+        if rounds is None or rounds.schedule.fragments > 1 or rounds.schedule.delay:
+            raise ValueError("DiLoCo: recovery at an exchange needs one of all parameters: fragments=1 and delay=0.")
+        rounds.agree = agree
+
+    def rewind(self) -> bool:
+        """Take the parameters of the last exchange, the state stays. Return whether there was no step since then."""
+        is_common, rounds = self.is_common, self._local_steps.rounds
+        if rounds is not None:
+            rounds.rewind()
+        return is_common
 
     @property
     def outer_steps(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Rounds:
         schedule, outer: see above.
         fragments: made when the first step begins: all ranks have their parameters by then.
         steps: of the schedule.
+        agree: is called before each exchange; a collective.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Rounds:
         self.outer = outer
         self.fragments: list[Fragment] = []
         self.steps = 0
+        self.agree: Callable[[], None] = lambda: None
         self._inner: list[int] = []  # steps of each fragment that no outer step has seen
         self._optimizer = weakref.ref(optimizer)
         self._names = dict(names)
@@ -73,11 +75,13 @@ class Rounds:
         for number in self.schedule.find_taken(self.steps):
             if number in numbers and self.fragments[number].state is FragmentState.IN_FLIGHT:
                 self._take(number, late=True)
-        for number in self.schedule.find_sent(self.steps):
-            if number in numbers:
-                self.fragments[number].send()
-                if not self.schedule.delay:
-                    self._take(number, late=False)
+        sent = [number for number in self.schedule.find_sent(self.steps) if number in numbers]
+        if sent:
+            self.agree()
+        for number in sent:
+            self.fragments[number].send()
+            if not self.schedule.delay:
+                self._take(number, late=False)
 
     def synchronize(self) -> None:
         """Exchange everything that the ranks have done since their last outer steps. Collective.
@@ -92,11 +96,28 @@ class Rounds:
             if fragment.state is FragmentState.IN_FLIGHT:
                 self._take(number, late=True)
         waiting = [number for number, count in enumerate(self._inner) if count]
+        if waiting:
+            self.agree()
         for number in waiting:
             self.fragments[number].send()
         for number in waiting:
             self._take(number, late=False)
         self.steps = 0
+
+    @property
+    def is_common(self) -> bool:
+        """Return whether there was no step since the last exchange."""
+        return not self.fragments or not any(self._inner)
+
+    @torch.no_grad()
+    def rewind(self) -> None:
+        """Undo the steps since the last exchange, of which nothing is in flight any more."""
+        self.drop()
+        self.steps -= max(self._inner, default=0)
+        self._inner = [0] * len(self.fragments)
+        for fragment in self.fragments:
+            for param, anchor in zip(fragment.params, fragment.anchors, strict=True):
+                param.copy_(anchor)
 
     def drop(self) -> None:
         """Discard requests in flight, after the job has failed: the next exchange covers all changes."""

@@ -114,6 +114,12 @@ class LocalStepsHandler(OptimizerStateHandler):
                 self.value.state = state_here
 
 
+class ExchangedStateHandler(OptimizerStateHandler):
+    """For optimizers of `DiLoCo` and `LocalSGD` whose ranks return to the last exchange when one is lost."""
+
+    sync = StateDictHandler.sync  # with what they exchange
+
+
 class SamplerStateHandler(StateDictHandler):
     """For `ElasticSampler`. Its position in the epoch is rank 0's, as is the model that was trained up to it."""
 
@@ -189,12 +195,18 @@ class TorchState(ObjectState):
         """
         if self._keeper is not None:
             return
-        if self._find_local_steps():
+        content = self.rank_content()
+        if self._find_local_steps() and content is None:
             raise ValueError('mode="step" does not apply to DiLoCo and LocalSGD, whose ranks step alone.')
         optimizer = self._require_one_optimizer()
         models = [each.value for each in self._handlers.values() if isinstance(each, ModelStateHandler)]
-        self._keeper = StepKeeper(models, self.rank_content())
-        optimizer.register_step_pre_hook(self._keeper.agree)
+        self._keeper = StepKeeper(models, content)
+        if isinstance(optimizer, SeparateSteps):
+            optimizer.agree_before_exchange(self._keeper.agree)
+            local = {name: each for name, each in self._handlers.items() if isinstance(each, LocalStepsHandler)}
+            self._handlers |= {name: ExchangedStateHandler(each.value) for name, each in local.items()}
+        else:
+            optimizer.register_step_pre_hook(self._keeper.agree)
 
     def rank_content(self) -> RankContent | HeritableContent | None:
         """Return what each rank alone has beside generators and buffers; None: nothing. For subclasses."""
@@ -250,7 +262,9 @@ class TorchState(ObjectState):
 
     def _discard_step(self, keeper: StepKeeper) -> None:
         optimizer = self._require_one_optimizer()
-        if keeper.note_loss():
+        # Before its state is loaded: it then forgets what it has exchanged.
+        exchanged = not isinstance(optimizer, SeparateSteps) or optimizer.rewind()
+        if keeper.note_loss(exchanged=exchanged):
             for handler in self._handlers.values():
                 if not isinstance(handler, (ModelStateHandler, OptimizerStateHandler)):
                     handler.restore()

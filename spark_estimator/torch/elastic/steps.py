@@ -120,11 +120,15 @@ class StepKeeper:
             self.full, self._committed_fully = self.step, self._committed
         return due
 
-    def note_loss(self) -> bool:
-        """Note the loss of a rank. Returns whether the attributes must be those of the last commit."""
+    def note_loss(self, *, exchanged: bool = True) -> bool:
+        """Note the loss of a rank. Returns whether the attributes must be those of the last commit.
+
+        Args:
+            exchanged: ranks that step alone have the parameters of the exchange that they have agreed on.
+        """
         if self.state in (RecoveryState.COMMITTED, RecoveryState.AGREED):
             self._interrupted = self._pack()
-            agreed = self.state is RecoveryState.AGREED
+            agreed = self.state is RecoveryState.AGREED and exchanged
             self.state = RecoveryState.LOST_AGREED if agreed else RecoveryState.LOST
         if self.state is RecoveryState.LOST:
             self._unpack(self._committed)

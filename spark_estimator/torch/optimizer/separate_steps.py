@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -11,6 +13,19 @@ class SeparateSteps(torch.optim.Optimizer):
     @property
     def has_begun(self) -> bool:
         """Return whether it has made a step."""
+        raise NotImplementedError
+
+    @property
+    def is_common(self) -> bool:
+        """Return whether all ranks have the same parameters: it has made no step since the last exchange."""
+        raise NotImplementedError
+
+    def agree_before_exchange(self, agree: Callable[[], None]) -> None:
+        """Have a collective called before each exchange. Raise ValueError: exchanges are not of all parameters."""
+        raise NotImplementedError
+
+    def rewind(self) -> bool:
+        """Take the parameters of the last exchange, the state stays. Return whether there was no step since then."""
         raise NotImplementedError
 
     def synchronize(self) -> None:

@@ -56,6 +56,9 @@ class Killing(nn.MSELoss):
 
         trains = torch.is_grad_enabled()
         self._calls[trains] += 1
+        if trains:
+            with Path(self._folder, f"calls-{os.getpid()}").open("a") as file:
+                file.write(".")
         for number, (rank, call, in_training) in enumerate(self._kills):
             marker = Path(self._folder, f"killed-{number}")
             if (hvd.rank(), self._calls[trains], trains) == (rank, call, in_training) and not marker.exists():
@@ -125,6 +128,7 @@ def otherwise_in_ranks(rank: int, folder: str, how: str) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["limits", "function", "function and limits"])
 def test_kills_leave_the_numbers_also_of_rows_that_are_read_or_made_in_each_epoch(how: str, folder: str) -> None:
     undisturbed = run_ranks(2, otherwise_in_ranks, 120, args=(folder, how))[0]
@@ -134,6 +138,30 @@ def test_kills_leave_the_numbers_also_of_rows_that_are_read_or_made_in_each_epoc
     assert [Path(folder, f"killed-{number}").exists() for number in range(4)] == [True] * 4
     assert json.loads(results[0][0]) == json.loads(undisturbed[0])
     assert results[0][1] == undisturbed[1]
+
+
+def stepping_locally(folder: str, kills: list[tuple[int, int, bool]], sync: str, **changed: Any) -> Any:
+    return numbers(folder, kills, parts={"sync": sync, "inner_steps": 3}, backward_passes_per_step=1, **changed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("sync", ["local_sgd", "diloco"])
+def test_kills_leave_the_numbers_where_ranks_step_alone(sync: str, folder: str) -> None:
+    def calls(kills: list[tuple[int, int, bool]], run_id: str) -> tuple[Any, int]:
+        options = JobOptions(args=(folder, kills, sync), kwargs={"run_id": run_id})
+        result = run_elastic_local(stepping_locally, Terms(2, 2, replace=True, reset_limit=6), options)[0]
+        return result, sum(path.stat().st_size for path in Path(folder).glob("calls-*"))
+
+    undisturbed, steps = calls([], "undisturbed")
+    # Exchanges follow batches 3, 6, 8 (where a checkpoint is due)...: within the first steps, right after an exchange,
+    # in validation, and of rank 0.
+    kills = [(1, 2, True), (1, 1, False), (0, 20, True), (1, 4, True)]
+    disturbed, all_steps = calls(kills, "killed")
+    assert [Path(folder, f"killed-{number}").exists() for number in range(4)] == [True] * 4
+    assert json.loads(disturbed[0]) == json.loads(undisturbed[0])
+    assert disturbed[1] == undisturbed[1]
+    assert all_steps - 2 * steps <= 4 * 2 * 3, "each kill costs an exchange's steps, on two ranks"
 
 
 class Spoiled(Killing):

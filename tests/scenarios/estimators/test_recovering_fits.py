@@ -14,23 +14,24 @@ pytest.importorskip("pyspark")
 
 from tests.launch import clusters
 
-KINDS = ("files", "rows by Spark", "cache_bytes", "transformation_fn", "decoders")
+KINDS = ("files", "rows by Spark", "cache_bytes", "transformation_fn", "decoders", "local_sgd", "diloco")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_killed_rank_costs_a_step_however_rows_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     program = Path(__file__).with_name("recovering_fit.py")
     with clusters.standalone(tmp_path, addresses=("127.0.0.1",)) as master:
         with clusters.driver(program, master, str(folder), *KINDS, folder=tmp_path) as driver:
-            results: dict[str, Any] = driver.wait(560)
+            results: dict[str, Any] = driver.wait(860)
             output = driver.output()
     assert list(results) == list(KINDS)
     for kind, result in results.items():
         assert result["same"], kind
-        assert 0 < result["repeated"] <= 2, (kind, "a step of each rank", result)
+        steps = 4 if kind in ("local_sgd", "diloco") else 1  # of each rank, since all had the same parameters
+        assert 0 < result["repeated"] <= 2 * steps, (kind, result)
         first, *others = result["places"]
         assert first in ("0-0", "0-1") and len(others) == 2, result
         assert set(others) == {f"1-{1 - int(first[-1])}"}, f"{kind}: the new process has a device of its own: {result}"
