@@ -158,7 +158,7 @@ def check_script(spark: Any, folder: Path) -> str:
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), contextlib.suppress(SystemExit):
         main(["--spark", "--remote", sys.argv[1], "-np", "2", "python", str(script)])
-    assert all(f"script on rank {rank} of 2" in output.getvalue() for rank in (0, 1)), output.getvalue()
+    assert all(f"rank {rank} of 2 by script" in output.getvalue() for rank in (0, 1)), output.getvalue()
     return "two ranks"
 
 

@@ -70,6 +70,7 @@ def main() -> None:
             sys.exit(f"none of the Pythons {', '.join(PYTHONS)} is on this machine: nothing was tried")
         write_inventory(folder, version, tried)
         served = try_model(options.mlflow, index, version) if options.mlflow else "not tried"
+    write_recipe(folder, version)
     write_provenance(folder, files, version, commit)
     rows = [f"| {each} | {text or 'not on this machine: not tried'} |" for each, text in tried.items()]
     table = "\n".join(["| Python | Two ranks from the wheel |", "|---|---|", *rows])
@@ -78,7 +79,7 @@ def main() -> None:
     )
     write_checksums(folder, options.key)
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    print(f"To publish: git tag --sign v{version}; twine upload {folder}/{NAME}-*")
+    print(f"To publish: twine upload {folder}/*.whl {folder}/*.tar.gz; the rest beside the notes")
 
 
 def run(*command: str | Path, variables: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
@@ -278,6 +279,21 @@ def write_inventory(folder: Path, version: str, tried: Mapping[str, str]) -> Non
     document = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": ours}}
     text = json.dumps({**document, "components": sorted(components, key=lambda each: each["purl"])}, indent=2)
     (folder / f"{NAME}-{version}.cdx.json").write_text(text + "\n")
+
+
+def write_recipe(folder: Path, version: str) -> None:
+    """Writes the recipe of the conda package, and renders it; conda-forge's own channel would be needed to build it."""
+    import rattler_build
+
+    (source,) = folder.glob("*.tar.gz")
+    text = (ROOT / "release" / "recipe.yaml").read_text()
+    text = text.replace('"VERSION"', f'"{version}"').replace("SHA256", digest(source))
+    variants = rattler_build.VariantConfig({"c_stdlib": ["sysroot"], "c_stdlib_version": ["2.28"]})
+    for system in ("linux-64", "linux-aarch64"):
+        config = rattler_build.RenderConfig(platform=rattler_build.PlatformConfig(target_platform=system))
+        (rendered,) = rattler_build.Stage0Recipe.from_yaml(text).render(variants, config)
+        print(f"conda, {system}: {rendered.recipe.to_dict()['requirements']}")
+    (folder / "recipe.yaml").write_text(text)
 
 
 def write_provenance(folder: Path, files: Sequence[Path], version: str, commit: str) -> None:
