@@ -24,6 +24,7 @@ import torch
 
 import spark_estimator
 from spark_estimator import HorovodRunner, TorchEstimator, TorchModel
+from spark_estimator.data.fields import Field
 from spark_estimator.errors import NativeLibraryError, PreflightError, WorkerFailedError
 from spark_estimator.posix import IS_WINDOWS
 from spark_estimator.store import Store, replacement
@@ -53,7 +54,9 @@ def save_and_load(model: TorchModel, folder: Path) -> TorchModel:
 
 def check_local_model(folder: Path) -> str:
     """Save, load and predict without a session."""
-    model = TorchModel(model=torch.nn.Linear(2, 1), feature_columns=["a", "b"], label_columns=["y"])
+    field = Field(("a", "b"), ("c0", "c1"), (1, 1), "float32", (2,))
+    columns = {"feature_columns": ["a", "b"], "label_columns": ["y"], "label_types": ["float"], "outputs": [1]}
+    model = TorchModel(model=torch.nn.Linear(2, 1), inputs=[field], **columns)
     save_and_load(model, folder / "model of this machine")
     return "saved, loaded, and predicts"
 
@@ -152,13 +155,12 @@ def check_script(spark: Any, folder: Path) -> str:
     from spark_estimator.launch.cli.main import main
 
     script = folder / "script.py"
-    script.write_text(
-        "import horovod.torch as hvd\nhvd.init()\nprint('script on rank', hvd.rank(), 'of', hvd.size())\n"
-    )
+    line = "print('script on rank', hvd.rank(), 'of', hvd.size())"
+    script.write_text(f"import horovod.torch as hvd\nhvd.init()\n{line}\n")
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), contextlib.suppress(SystemExit):
         main(["--spark", "--remote", sys.argv[1], "-np", "2", "python", str(script)])
-    assert all(f"rank {rank} of 2 by script" in output.getvalue() for rank in (0, 1)), output.getvalue()
+    assert all(f"script on rank {rank} of 2" in output.getvalue() for rank in (0, 1)), output.getvalue()
     return "two ranks"
 
 

@@ -82,12 +82,12 @@ def main() -> None:
     print(f"To publish: twine upload {folder}/*.whl {folder}/*.tar.gz; the rest beside the notes")
 
 
-def run(*command: str | Path, variables: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
+def run(*command: str | Path, variables: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
     """Runs a command and returns its output; its error ends this program."""
     print("+", *command, flush=True)
     done = subprocess.run(
         [*map(str, command)],
-        cwd=cwd,
+        cwd=cwd or ROOT,
         env={**os.environ, **(variables or {})},
         text=True,
         capture_output=True,
@@ -323,8 +323,9 @@ def write_provenance(folder: Path, files: Sequence[Path], version: str, commit: 
 
 def write_checksums(folder: Path, key: Path | None) -> None:
     """Writes the SHA-256 of every file, and ssh's signature of the list where there is a key."""
-    lines = [f"{digest(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
     target = folder / "SHA256SUMS"
+    target.with_suffix(".sig").unlink(missing_ok=True)
+    lines = [f"{digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path != target]
     target.write_text("".join(lines))
     if key is not None:
         run("ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", "file", target)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import email
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from datetime import date
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -178,3 +181,48 @@ def test_an_installed_wheel_runs_two_ranks(wheel: Path, tmp_path: Path) -> None:
 def test_the_package_itself_needs_two_others() -> None:
     (needed,) = re.findall(r"(?m)^dependencies = \[(.*)\]$", (ROOT / "pyproject.toml").read_text())
     assert sorted(Requirement(entry).name for entry in re.findall(r'"([^"]+)"', needed)) == ["cloudpickle", "numpy"]
+
+
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """`release/release.py`, for a repository in a folder."""
+    found = importlib.util.spec_from_file_location("release", ROOT / "release" / "release.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return module
+
+
+def test_a_release_has_a_date_and_a_tag(release: ModuleType, tmp_path: Path) -> None:
+    changelog = tmp_path / "CHANGELOG.md"
+    changelog.write_text("# Changelog\n\n## 0.2.0 (unreleased)\n\n- New.\n\n## 0.1.0 (2026-12-24)\n\n- First.\n")
+    assert release.find_notes("0.1.0", draft=False) == "# spark_estimator 0.1.0 (2026-12-24)\n\n- First."
+    assert "- New." in release.find_notes("0.2.0", draft=True) and "- First." not in release.find_notes("0.2.0", True)
+    for version in ("0.2.0", "0.3.0"):
+        with pytest.raises(SystemExit, match=f"needs a section '## {version}"):
+            release.find_notes(version, draft=False)
+    git = ("git", "-c", "user.name=n", "-c", "user.email=e")
+    run(*git, "init", "--quiet", cwd=tmp_path)
+    run("git", "add", ".", cwd=tmp_path)
+    run(*git, "commit", "--quiet", "--message", "first", cwd=tmp_path)
+    with pytest.raises(SystemExit, match=r"no tag v0\.1\.0"):
+        release.check_source("0.1.0", draft=False)
+    run("git", "tag", "v0.1.0", cwd=tmp_path)
+    assert re.fullmatch(r"[0-9a-f]{40}", release.check_source("0.1.0", draft=False))
+    changelog.write_text("changed")
+    with pytest.raises(SystemExit, match="differ from the commit"):
+        release.check_source("0.1.0", draft=False)
+
+
+def test_checksums_are_signed_where_there_is_a_key(release: ModuleType, tmp_path: Path) -> None:
+    folder, key = tmp_path / "files", tmp_path / "key"
+    folder.mkdir()
+    (folder / "one.whl").write_bytes(b"one")
+    release.write_checksums(folder, None)
+    assert run("sha256sum", "--check", "SHA256SUMS", cwd=folder) == "one.whl: OK\n"
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("ssh-keygen is not installed")
+    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key, cwd=tmp_path)
+    release.write_checksums(folder, key)
+    run("sh", "-c", "ssh-keygen -Y check-novalidate -n file -s SHA256SUMS.sig < SHA256SUMS", cwd=folder)

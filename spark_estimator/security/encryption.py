@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from spark_estimator._native import Cipher
+from spark_estimator._native import Cipher, library_path
 from spark_estimator.errors import AuthenticationError, EncryptionUnavailableError
 
 SHARE_BYTES = 32
@@ -97,8 +97,12 @@ def _find_linked_libcrypto() -> str | None:
 
 
 def check_encryption() -> None:
-    """Raise EncryptionUnavailableError if this host can't encrypt connections: libcrypto is missing or unusable."""
-    _load_libcrypto()
+    """Raise EncryptionUnavailableError if this host can't encrypt connections: libcrypto is missing or unusable.
+
+    Without the engine it has no connections to encrypt.
+    """
+    if library_path().exists():
+        _load_libcrypto()
 
 
 @functools.cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_estimator._native import library_path
 from spark_estimator.env import IN_MEMORY, SPOOL_VARIABLE, Settings
 from spark_estimator.errors import PreflightError
 from spark_estimator.launch.job.spark_settings import ALLOW_UNENCRYPTED, ENCRYPTION
@@ -32,7 +31,7 @@ def decide_encryption(spark: SparkSession) -> tuple[bool, str]:
         EncryptionUnavailableError: it would encrypt, and this host can't.
     """
     encrypted, reason = _decide(Configuration(spark))
-    if encrypted and library_path().exists():  # else this host has no encrypted connections
+    if encrypted:
         check_encryption()
     return encrypted, reason
 
