@@ -61,10 +61,14 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     files = sorted([*(ROOT / "build" / "wheels").glob(f"{NAME}-{version}-*.whl"), make_sdist(folder)])
+    if len(files) != 4 and not options.draft:
+        sys.exit(
+            f"two wheels with the engine, one without it, and a source distribution are published; there are {files}"
+        )
     files = [Path(shutil.copy(path, folder)) if path.parent != folder else path for path in files]
     check_files(files)
     with serve(folder) as index:
-        check_choice(index, version)
+        check_choice(index, version, files)
         tried = {each: try_python(each, index, version, options.extras) for each in PYTHONS}
         if not any(tried.values()):
             sys.exit(f"none of the Pythons {', '.join(PYTHONS)} is on this machine: nothing was tried")
@@ -143,22 +147,30 @@ def check_files(files: Sequence[Path]) -> None:
                 sys.exit(f"{wheel.name}: {report}")
 
 
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    """Lists a folder's files, as a simple index does, and logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 @contextmanager
 def serve(folder: Path) -> Iterator[str]:
     """Serves a folder's files as an index of one project. Yields its address."""
     pages = ROOT / "build" / "index"
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(folder, pages / "spark-estimator")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(pages))
+    handler = functools.partial(_Handler, directory=str(pages))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
 
 
-def check_choice(index: str, version: str) -> None:
+def check_choice(index: str, version: str, files: Sequence[Path]) -> None:
     """That pip takes the wheel without the engine exactly where no other fits."""
-    for system in (*OTHERS, "manylinux_2_28_x86_64", "manylinux_2_34_aarch64"):
+    processors = [match[1] for path in files if (match := re.search(r"-manylinux_\d+_\d+_(\w+)\.whl$", path.name))]
+    for system in (*OTHERS, *(f"manylinux_2_39_{processor}" for processor in processors)):
         target = ROOT / "build" / "chosen"
         shutil.rmtree(target, ignore_errors=True)
         only = ("--only-binary=:all:", f"--platform={system}", "--no-deps", "--index-url", index, "--dest", target)
