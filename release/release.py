@@ -169,8 +169,8 @@ def serve(folder: Path) -> Iterator[str]:
 
 def check_choice(index: str, version: str, files: Sequence[Path]) -> None:
     """That pip takes the wheel without the engine exactly where no other fits."""
-    processors = [match[1] for path in files if (match := re.search(r"-manylinux_\d+_\d+_(\w+)\.whl$", path.name))]
-    for system in (*OTHERS, *(f"manylinux_2_39_{processor}" for processor in processors)):
+    tags = {path.stem.rpartition("-")[2] for path in files if path.suffix == ".whl"} - {"any"}
+    for system in (*OTHERS, *sorted(tags)):
         target = ROOT / "build" / "chosen"
         shutil.rmtree(target, ignore_errors=True)
         only = ("--only-binary=:all:", f"--platform={system}", "--no-deps", "--index-url", index, "--dest", target)
