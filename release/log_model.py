@@ -22,6 +22,7 @@ def main(folder: str) -> None:
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     rows = spark.range(200).selectExpr("id / 100 AS x", "3 * id / 100 + 1 AS y")
     mlflow.set_tracking_uri(f"sqlite:///{folder}.db")
+    mlflow.search_experiments()  # makes the database, which may take longer than an estimator waits for a run
     torch.manual_seed(1)
     net = torch.nn.Linear(1, 1)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.05)
