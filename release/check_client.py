@@ -74,7 +74,7 @@ def check_doctor(folder: Path) -> str:
 
 
 def check_local_ranks(folder: Path) -> str:
-    """Ranks of this machine are refused, by an error that says what to do."""
+    """Ranks of this machine are refused, by an error with the remedy."""
     try:
         HorovodRunner(np=-2).run(print)
     except NativeLibraryError as error:

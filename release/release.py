@@ -32,9 +32,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NAME = "spark_estimator"
+NAME, PROJECT = "spark_estimator", "spark-estimator"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-#: Systems that have no wheel of their own, as pip names them.
+#: Systems without a wheel for them alone, as pip names them.
 OTHERS = ("win_amd64", "macosx_12_0_arm64", "musllinux_1_2_x86_64", "manylinux_2_28_ppc64le")
 JOB = """
 import numpy
@@ -204,11 +204,11 @@ def make_environment(python: str, name: str, index: str, *packages: str) -> Path
 
 
 def try_python(version: str, index: str, release: str, extras: str) -> str:
-    """Runs a job of two ranks in a new environment. Returns what was used; '' where there is no such Python."""
+    """Runs a job of two ranks in a new environment. Returns what was used; '' where that Python is missing."""
     python = find_python(version)
     if python is None:
         return ""
-    package = f"spark-estimator[{extras}]=={release}" if extras else f"spark-estimator=={release}"
+    package = f"{PROJECT}[{extras}]=={release}" if extras else f"{PROJECT}=={release}"
     programs = make_environment(python, version, index, "--constraint", str(ROOT / "constraints.txt"), package)
     script = programs.parent / "job.py"
     script.write_text(JOB)
@@ -225,17 +225,27 @@ def try_model(version: str, index: str, release: str) -> str:
     if python is None:
         return f"not tried, as Python {version} is not on this machine"
     constraint = ("--constraint", str(ROOT / "constraints.txt"))
-    package = f"spark-estimator[torch,spark,java]=={release}"
+    package = f"{PROJECT}[torch,spark,java]=={release}"
     programs = make_environment(python, "logging", index, *constraint, package, "mlflow")
     model = programs.parent / "model"
     run(programs / "python", ROOT / "release" / "log_model.py", model, cwd=programs.parent)
     needed = (model / "requirements.txt").read_text().split()
-    own = make_environment(python, "served", index, "--requirement", str(model / "requirements.txt"))
+    serving = make_environment(python, "served", index, "--requirement", str(model / "requirements.txt"))
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [own / "mlflow", "models", "serve", "--env-manager", "local", "--model-uri", model, "--port", str(port)]
-    variables = {**os.environ, "PATH": f"{own}:{os.environ['PATH']}"}  # it starts uvicorn
-    log = own.parent / "serve.log"
+    command = [
+        serving / "mlflow",
+        "models",
+        "serve",
+        "--env-manager",
+        "local",
+        "--model-uri",
+        model,
+        "--port",
+        str(port),
+    ]
+    variables = {**os.environ, "PATH": f"{serving}:{os.environ['PATH']}"}  # it starts uvicorn
+    log = serving.parent / "serve.log"
     with log.open("w") as output:
         server = subprocess.Popen(
             [*map(str, command)], env=variables, stdout=output, stderr=output, start_new_session=True

@@ -186,10 +186,10 @@ def test_the_package_itself_needs_two_others() -> None:
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """`release/release.py`, for a repository in a folder."""
-    found = importlib.util.spec_from_file_location("release", ROOT / "release" / "release.py")
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("release", ROOT / "release" / "release.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     monkeypatch.setattr(module, "ROOT", tmp_path)
     return module
 

@@ -73,13 +73,13 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_one_module_imports_what_only_posix_systems_have() -> None:
-    found = {
+    importing = {
         str(path.relative_to(PACKAGE)): name
         for path in PACKAGE.rglob("*.py")
         for _, name in imports(path.read_text(), "spark_estimator", False)
         if name.split(".")[0] in POSIX_MODULES
     }
-    assert set(found) == {"posix.py"}, found
+    assert set(importing) == {"posix.py"}, importing
 
 
 def test_a_client_on_windows_imports_all_that_it_needs() -> None:

@@ -25,7 +25,7 @@ def refuse_foreign(path: str) -> None:
             folder of their own there; or to a file in a shared folder that is another user's or has a second name.
         OSError: the path cannot be followed.
     """
-    if IS_WINDOWS:  # it has no such folders
+    if IS_WINDOWS:  # where no folder is shared so
         return
     # The kernel goes up from where a link leads; abspath(), by which folders are made, from the link itself.
     for absolute in {os.path.join(os.getcwd(), path), os.path.abspath(path)}:

@@ -63,12 +63,12 @@ class _Twin(ModuleType):
         object.__getattribute__(self, "__dict__").update(_real=real, _absent=absent, _changed=changed)
 
     def __getattribute__(self, name: str) -> Any:
-        own = object.__getattribute__(self, "__dict__")
-        if name.startswith(("__dict__", "__reduce")) or "_absent" not in own:
+        state = object.__getattribute__(self, "__dict__")
+        if name.startswith(("__dict__", "__reduce")) or "_absent" not in state:
             return object.__getattribute__(self, name)
-        if name in own["_absent"]:
-            raise AttributeError(f"module {own['_real'].__name__!r} has no attribute {name!r} on this system")
-        return own["_changed"][name] if name in own["_changed"] else getattr(own["_real"], name)
+        if name in state["_absent"]:
+            raise AttributeError(f"module {state['_real'].__name__!r} has no attribute {name!r} on this system")
+        return state["_changed"][name] if name in state["_changed"] else getattr(state["_real"], name)
 
     def __reduce__(self) -> Any:
         return importlib.import_module, (object.__getattribute__(self, "__dict__")["_real"].__name__,)

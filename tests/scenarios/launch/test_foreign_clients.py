@@ -1,6 +1,6 @@
 """The wheel for every system drives a Spark Connect server, where Windows or macOS is imitated.
 
-What runs is `release/check_client.py`; ``tests/support/foreign_system.py`` says what it sees.
+What runs is `release/check_client.py`; ``tests/support/foreign_system.py`` has what it sees.
 """
 
 from __future__ import annotations
