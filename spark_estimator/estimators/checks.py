@@ -326,6 +326,23 @@ def check_not_negative(name: str, value: Any) -> float:
     return float(value or 0.0)
 
 
+#: Parameters of which at most one is not 0.
+_ALTERNATIVES = (("gradient_clip_norm", "gradient_clip_value"), ("warmup_steps", "warmup_ratio"))
+
+
+def check_alternatives(value: Callable[[str], Any]) -> None:
+    """Raise ValueError for two parameters that exclude each other.
+
+    Args:
+        value: returns a parameter by its name; None: there is none.
+    """
+    for one, other in _ALTERNATIVES:
+        if value(one) and value(other):
+            raise ValueError(
+                f"{one}={value(one)} and {other}={value(other)} exclude each other: set one of them to 0."
+            )
+
+
 def check_autocast_type(name: str, value: Any) -> str | None:
     """Return 'bf16', 'fp16', or None."""
     if value not in (None, "bf16", "fp16"):

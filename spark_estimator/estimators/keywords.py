@@ -555,59 +555,59 @@ class RecipeKeywords(TableParams):
     compile: Param[bool | dict[str, Any]]
 
     def setLrScheduler(self, value: str | Callable[..., Any] | Mapping[str, Any] | Any | None) -> Self:
-        """Set lr_scheduler: 'linear', 'cosine' or 'constant', as Hugging Face defines them, or a function of ..."""
+        """Set lr_scheduler: how the learning rate moves. After each step: 'linear', 'cosine' or 'constant', as ..."""
         return self._set(lr_scheduler=value)
 
     def getLrScheduler(self) -> Any:
-        """Return lr_scheduler: 'linear', 'cosine' or 'constant', as Hugging Face defines them, or a function of ..."""
+        """Return lr_scheduler: how the learning rate moves. After each step: 'linear', 'cosine' or 'constant', ..."""
         return self._get(self.lr_scheduler)
 
     def setWarmupSteps(self, value: int) -> Self:
-        """Set warmup_steps: with lr_scheduler by name: the steps in which the rate rises from 0."""
+        """Set warmup_steps: the number of steps in which the learning rate rises from 0."""
         return self._set(warmup_steps=value)
 
     def getWarmupSteps(self) -> int:
-        """Return warmup_steps: with lr_scheduler by name: the steps in which the rate rises from 0."""
+        """Return warmup_steps: the number of steps in which the learning rate rises from 0."""
         return self._get(self.warmup_steps)
 
     def setWarmupRatio(self, value: float) -> Self:
-        """Set warmup_ratio: as warmup_steps, as a share of all steps; 0: none."""
+        """Set warmup_ratio: warmup_steps as a share of all steps, less than 1, such as 0.1; 0: no warm-up."""
         return self._set(warmup_ratio=value)
 
     def getWarmupRatio(self) -> float:
-        """Return warmup_ratio: as warmup_steps, as a share of all steps; 0: none."""
+        """Return warmup_ratio: warmup_steps as a share of all steps, less than 1, such as 0.1; 0: no warm-up."""
         return self._get(self.warmup_ratio)
 
     def setGradientClipNorm(self, value: float) -> Self:
-        """Set gradient_clip_norm: the most that the norm of the whole gradient may be, as clip_grad_norm_ has ..."""
+        """Set gradient_clip_norm: the largest norm of the whole gradient, to which clip_grad_norm_ scales ..."""
         return self._set(gradient_clip_norm=value)
 
     def getGradientClipNorm(self) -> float:
-        """Return gradient_clip_norm: the most that the norm of the whole gradient may be, as clip_grad_norm_ ..."""
+        """Return gradient_clip_norm: the largest norm of the whole gradient, to which clip_grad_norm_ scales ..."""
         return self._get(self.gradient_clip_norm)
 
     def setGradientClipValue(self, value: float) -> Self:
-        """Set gradient_clip_value: the most that an element of that gradient may be, as clip_grad_value_ has it."""
+        """Set gradient_clip_value: the largest absolute value of an element of that gradient ..."""
         return self._set(gradient_clip_value=value)
 
     def getGradientClipValue(self) -> float:
-        """Return gradient_clip_value: the most that an element of that gradient may be, as clip_grad_value_ has it."""
+        """Return gradient_clip_value: the largest absolute value of an element of that gradient ..."""
         return self._get(self.gradient_clip_value)
 
     def setOnNonfinite(self, value: str) -> Self:
-        """Set on_nonfinite: what to do where a loss or a gradient is NaN or infinite on a process: 'error': ..."""
+        """Set on_nonfinite: what to do where a loss or a gradient is NaN or infinite on any process: 'error': ..."""
         return self._set(on_nonfinite=value)
 
     def getOnNonfinite(self) -> str:
-        """Return on_nonfinite: what to do where a loss or a gradient is NaN or infinite on a process: 'error': ..."""
+        """Return on_nonfinite: what to do where a loss or a gradient is NaN or infinite on any process: ..."""
         return self._get(self.on_nonfinite)
 
     def setCompile(self, value: bool | Mapping[str, Any]) -> Self:
-        """Set compile: whether each process compiles the model with torch.compile."""
+        """Set compile: True, or a dict of arguments of torch.compile such as {'mode': 'max-autotune'}: each ..."""
         return self._set(compile=value)
 
     def getCompile(self) -> bool | dict[str, Any]:
-        """Return compile: whether each process compiles the model with torch.compile."""
+        """Return compile: True, or a dict of arguments of torch.compile such as {'mode': 'max-autotune'}: each ..."""
         return self._get(self.compile)
 
 

@@ -20,6 +20,7 @@ from pyspark.ml.param import Param, Params
 
 from spark_estimator.estimators.checks import (
     accept,
+    check_alternatives,
     check_autocast_type,
     check_backend,
     check_bool,
@@ -596,6 +597,7 @@ class TableParams(Params):
                     f"{', '.join(rows)}."
                 )
             self._set(**{name: value})
+        check_alternatives(lambda name: self._value(name) if name in rows else None)
         return self
 
     def _repr_html_(self) -> str:
@@ -635,10 +637,24 @@ def warn_caller(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
+#: Names that transformers' Trainer, Lightning and Keras have for parameters.
+_NAMES_ELSEWHERE = {
+    **dict.fromkeys(("max_grad_norm", "gradient_clip_val", "clipnorm", "global_clipnorm"), "gradient_clip_norm"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "backward_passes_per_step"),
+    **dict.fromkeys(("fp16", "bf16", "precision", "amp"), "mixed_precision"),
+    **dict.fromkeys(("eval_steps", "val_check_interval"), "validate_every_steps"),
+    **dict.fromkeys(("num_train_epochs", "max_epochs"), "epochs"),
+    **{"clipvalue": "gradient_clip_value", "seed": "random_seed", "patience": "early_stopping_patience"},
+    **{"metric_for_best_model": "monitor", "load_best_model_at_end": "restore_best"},
+    **{"per_device_train_batch_size": "batch_size", "save_steps": "checkpoint_every_steps"},
+}
+
+
 def _suggest(name: str, names: Iterable[str]) -> str:
     """Return a question with the parameter that was probably meant: a similar name, or one with these initials."""
     candidates = list(names)
-    matches = [word for word in candidates if "".join(part[:1] for part in word.split("_")) == name.lower()]
+    matches = [word for word in candidates if word == _NAMES_ELSEWHERE.get(name)]
+    matches = matches or [word for word in candidates if "".join(part[:1] for part in word.split("_")) == name.lower()]
     matches = matches or difflib.get_close_matches(name, candidates, 1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 

@@ -74,6 +74,16 @@ from spark_estimator.estimators import checks
             r"has no parameter 'epoch' \(did you mean 'epochs'\?\)\. Its parameters: .*epochs",
         ),
         ({"lr": 0.1}, TypeError, r"no parameter 'lr' \(did you mean 'learning_rate'\?\)"),
+        ({"max_grad_norm": 1}, TypeError, r"did you mean 'gradient_clip_norm'\?"),
+        ({"gradient_clip_val": 1}, TypeError, r"did you mean 'gradient_clip_norm'\?"),
+        ({"fp16": True}, TypeError, r"did you mean 'mixed_precision'\?"),
+        (
+            {"gradient_clip_norm": 1, "gradient_clip_value": 0.5},
+            ValueError,
+            "gradient_clip_norm=1.0 and gradient_clip_value=0.5 exclude each other: set one of them to 0",
+        ),
+        ({"warmup_steps": 5, "warmup_ratio": 0.1}, ValueError, "warmup_steps=5 and warmup_ratio=0.1 exclude"),
+        ({"warmup_ratio": 2}, ValueError, "warmup_ratio must be less than 1, as a share of all steps; got 2.0"),
     ],
 )
 def test_bad_values_are_refused_at_once(parameters: dict[str, object], error: type[Exception], words: str) -> None:

@@ -321,5 +321,6 @@ def describe_epoch(entry: dict[str, Any], epochs: int) -> str:
         if name in entry:
             parts.append(f"{name} loss {entry[name]['loss']:.4g}")
             metrics = entry[name].get("metrics", {})
-            parts += [f"{name} {metric} {value:.4g}" for metric, value in metrics.items()]
+            parts += [f"{name} {metric} {value:.4g}" for metric, value in metrics.items() if isinstance(value, float)]
+            parts += [f"{count} steps skipped"] if (count := entry[name].get("skipped_steps")) else []
     return ", ".join(parts)

@@ -88,7 +88,7 @@ class TorchTrial(ModuleTrial):
                     _try_metric(metric, output.detach(), label)
         finally:
             set_random_state(state)
-        if not math.isfinite(loss.item()):
+        if not (math.isfinite(loss.item()) or self._parts.recipe.skips):
             raise DataError(
                 f"the loss of the first {rows.num_rows} rows is {loss.item()}: "
                 f"{find_not_finite(rows, fields) or 'the model computes it so from finite numbers'}."

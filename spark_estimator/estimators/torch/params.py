@@ -55,6 +55,13 @@ def _check_schedule(name: str, value: Any) -> Any:
     return value if value is None else check_schedule(name, value)
 
 
+def _check_ratio(name: str, value: Any) -> float:
+    ratio = checks.check_not_negative(name, value)
+    if ratio >= 1:
+        raise ValueError(f"{name} must be less than 1, as a share of all steps; got {ratio}.")
+    return ratio
+
+
 def _check_compile(name: str, value: Any) -> Any:
     return checks.check_dict(name, dict(value)) if isinstance(value, Mapping) else checks.check_bool(name, value)
 
@@ -94,11 +101,11 @@ RECIPE = (
         "lr_scheduler",
         None,
         _check_schedule,
-        "'linear', 'cosine' or 'constant', as Hugging Face defines them, or a function of the optimizer and the number "
-        "of steps that returns a scheduler: moved after each step; or a scheduler of the optimizer, or a function of "
-        "the optimizer: moved after each epoch, so that total_steps and T_max are numbers of epochs; or, as in "
-        "Lightning, a dict of one of these ('scheduler'), 'interval' ('step' or 'epoch') and 'monitor' "
-        "('validation.loss'); None: none",
+        "how the learning rate moves. After each step: 'linear', 'cosine' or 'constant', as Hugging Face defines them, "
+        "or a function of the optimizer and the number of steps that returns a scheduler. After each epoch: a "
+        "scheduler of the optimizer, or a function of the optimizer that returns one; its total_steps and T_max are "
+        "numbers of epochs. A dict of one of these as 'scheduler' may have 'interval' ('step' or 'epoch') and, for "
+        "ReduceLROnPlateau, 'monitor' ('validation.loss'), as in Lightning. None: the rate stays",
         "str | Callable[..., Any] | Mapping[str, Any] | Any | None",
         "Any",
     ),
@@ -106,40 +113,48 @@ RECIPE = (
         "warmup_steps",
         0,
         checks.check_int(0),
-        "with lr_scheduler by name: the steps in which the rate rises from 0; 0: warmup_ratio decides",
+        "the number of steps in which the learning rate rises from 0; needs lr_scheduler='linear', 'cosine' or "
+        "'constant'; 0: warmup_ratio decides",
         "int",
     ),
-    Row("warmup_ratio", 0.0, checks.check_not_negative, "as warmup_steps, as a share of all steps; 0: none", "float"),
+    Row(
+        "warmup_ratio",
+        0.0,
+        _check_ratio,
+        "warmup_steps as a share of all steps, less than 1, such as 0.1; 0: no warm-up",
+        "float",
+    ),
     Row(
         "gradient_clip_norm",
         0.0,
         checks.check_not_negative,
-        "the most that the norm of the whole gradient may be, as clip_grad_norm_ has it: of the average over all "
-        "processes and the passes of a step; with sync='local_sgd' or 'diloco', of each process's own; 0: any",
+        "the largest norm of the whole gradient, to which clip_grad_norm_ scales longer ones: of the average over all "
+        "processes and the passes of a step; with sync='local_sgd' or 'diloco', of each process's own; 0: no limit",
         "float",
     ),
     Row(
         "gradient_clip_value",
         0.0,
         checks.check_not_negative,
-        "the most that an element of that gradient may be, as clip_grad_value_ has it; 0: any",
+        "the largest absolute value of an element of that gradient (clip_grad_value_), instead of gradient_clip_norm; "
+        "0: no limit",
         "float",
     ),
     Row(
         "on_nonfinite",
         "error",
         checks.check_one_of("error", "skip"),
-        "what to do where a loss or a gradient is NaN or infinite on a process: 'error': raise an error after the "
-        "epoch; 'skip': leave the step out on all processes; the history counts skipped_steps, and 25 in a row are an "
-        "error",
+        "what to do where a loss or a gradient is NaN or infinite on any process: 'error': raise an error after the "
+        "epoch; 'skip': leave the step out on all processes, and count it in the history (skipped_steps); 25 in a row "
+        "are an error",
         "str",
     ),
     Row(
         "compile",
         False,
         _check_compile,
-        "whether each process compiles the model with torch.compile; or a dict of its arguments, such as "
-        "{'mode': 'max-autotune'}",
+        "True, or a dict of arguments of torch.compile such as {'mode': 'max-autotune'}: each process compiles the "
+        "model; False: it is not compiled",
         "bool | Mapping[str, Any]",
         "bool | dict[str, Any]",
     ),

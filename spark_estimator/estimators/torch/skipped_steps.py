@@ -19,8 +19,8 @@ from spark_estimator.estimators.torch.losses import Tensors
 from spark_estimator.estimators.torch.rank_state import get_rng_state, set_rng_state
 from spark_estimator.observe.driver_log import log_to_driver
 
-# Of a process: what follows is counted in the history.
-_MOST_REPORTS = 10
+#: Reports of a process: what follows is counted in the history.
+MOST_REPORTS = 10
 
 
 class SkippedSteps:
@@ -29,10 +29,16 @@ class SkippedSteps:
     Args:
         sums: of the epoch.
         compute: (batch) returns its loss, without a collective.
+        reports: batches of this rank that are reported.
     """
 
     def __init__(
-        self, sums: EpochMeans, model: nn.Module, fields: Sequence[Field], compute: Callable[[Batch], torch.Tensor]
+        self,
+        sums: EpochMeans,
+        model: nn.Module,
+        fields: Sequence[Field],
+        compute: Callable[[Batch], torch.Tensor],
+        reports: int = MOST_REPORTS,
     ) -> None:
         self._sums = sums
         self._model = model
@@ -40,7 +46,7 @@ class SkippedSteps:
         self._compute = compute
         self._before: tuple[torch.Tensor, list[torch.Tensor]] = torch.empty(0), []
         self._batches: list[tuple[Batch, float, Tensors]] = []
-        self._reports = 0
+        self._reports = reports
 
     def begin(self) -> None:
         """Keep what the batches of a step change besides gradients: sums, and buffers such as running means."""
@@ -60,16 +66,15 @@ class SkippedSteps:
             epoch: from 0.
             done: batches of the epoch, with those of the step.
         """
-        if self._reports < _MOST_REPORTS:
-            self._reports += 1
-            first = done - len(self._batches)
-            texts = [self._describe(*entry) for entry in self._batches]
-            batches = f"batch {done}" if first + 1 == done else f"batches {first + 1} to {done}"
-            for number, text in enumerate(texts, first + 1):
-                if text:
-                    log_to_driver(f"epoch {epoch + 1}, batch {number}: {text}")
-            if context.rank() == 0:
-                log_to_driver(f"epoch {epoch + 1}, {batches}: the step was skipped: the joint gradient was not finite.")
+        for number, entry in enumerate(self._batches, done - len(self._batches) + 1):
+            text = self._describe(*entry) if self._reports else ""
+            if text:
+                self._reports -= 1
+                log_to_driver(f"epoch {epoch + 1}: the step of batch {number} was skipped: {text}")
+                if not self._reports:
+                    log_to_driver(
+                        f"rank {context.rank()} reports no further skipped steps: the history counts skipped_steps"
+                    )
         sums, buffers = self._before
         self._sums.restore(sums)
         for buffer, before in zip(self._list_buffers(), buffers, strict=True):
@@ -84,7 +89,7 @@ class SkippedSteps:
         if not batch.rows or (math.isfinite(loss) and not self._has_bad_gradient(batch)):
             return ""
         what = f"the loss was {loss}" if not math.isfinite(loss) else "the gradient was not finite"
-        where = find_not_finite([batch], self._fields, f"the batch of rank {context.rank()}")
+        where = find_not_finite([batch], self._fields, "its batch")
         finite = torch.stack([output.reshape(len(output), -1).isfinite().all(1).cpu() for output in outputs]).all(0)
         rows = (~finite).nonzero().reshape(-1).tolist()
         if not where and rows:

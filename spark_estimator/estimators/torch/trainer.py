@@ -36,7 +36,7 @@ from spark_estimator.estimators.torch.rank_state import (
     set_rng_state,
     take_buffers,
 )
-from spark_estimator.estimators.torch.skipped_steps import SkippedSteps
+from spark_estimator.estimators.torch.skipped_steps import MOST_REPORTS, SkippedSteps
 from spark_estimator.estimators.torch.stepping import make_passes
 from spark_estimator.estimators.torch.steps.recipe import Stepper
 from spark_estimator.estimators.train_spec import TrainSpec
@@ -75,7 +75,13 @@ class Trainer:
         self.stepper = self._make_stepper()
         self.sums = EpochMeans(self._parts, counts_skipped=self.stepper.may_skip)
         self._skipped = (
-            SkippedSteps(self.sums, self.model, spec.fields, lambda batch: self._compute_loss(batch, list)[0].value)
+            SkippedSteps(
+                self.sums,
+                self.model,
+                spec.fields,
+                lambda batch: self._compute_loss(batch, list)[0].value,
+                MOST_REPORTS if spec.verbose else 0,
+            )
             if self._parts.recipe.skips
             else None
         )

@@ -191,19 +191,19 @@ class TransformersEstimatorKeywords(CommonKeywords, PredictingKeywords, Inferenc
         return self._get(self.optimizer)
 
     def setLrScheduler(self, value: str | Callable[..., Any] | Mapping[str, Any] | Any | None) -> Self:
-        """Set lr_scheduler: 'linear', 'cosine' or 'constant', as Hugging Face defines them, or a function of ..."""
+        """Set lr_scheduler: how the learning rate moves. After each step: 'linear', 'cosine' or 'constant', as ..."""
         return self._set(lr_scheduler=value)
 
     def getLrScheduler(self) -> Any:
-        """Return lr_scheduler: 'linear', 'cosine' or 'constant', as Hugging Face defines them, or a function of ..."""
+        """Return lr_scheduler: how the learning rate moves. After each step: 'linear', 'cosine' or 'constant', ..."""
         return self._get(self.lr_scheduler)
 
     def setGradientClipNorm(self, value: float) -> Self:
-        """Set gradient_clip_norm: the most that the norm of the whole gradient may be, as clip_grad_norm_ has ..."""
+        """Set gradient_clip_norm: the largest norm of the whole gradient, to which clip_grad_norm_ scales ..."""
         return self._set(gradient_clip_norm=value)
 
     def getGradientClipNorm(self) -> float:
-        """Return gradient_clip_norm: the most that the norm of the whole gradient may be, as clip_grad_norm_ ..."""
+        """Return gradient_clip_norm: the largest norm of the whole gradient, to which clip_grad_norm_ scales ..."""
         return self._get(self.gradient_clip_norm)
 
     def setMixedPrecision(self, value: str | None) -> Self:

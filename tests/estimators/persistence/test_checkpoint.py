@@ -128,6 +128,8 @@ def test_lines_of_the_log() -> None:
     assert describe_epoch({"epoch": 1, "train": results, "validation": {"loss": 2.0, "all_metrics": [[], []]}}, 3) == (
         "epoch 2/3, train loss 0.1235, train accuracy 0.5, train mae 2, validation loss 2"
     )
+    skipping = {"loss": 1.0, "metrics": {"confusion": [[1, 0], [0, 1]]}, "skipped_steps": 3}
+    assert describe_epoch({"epoch": 0, "train": skipping}, 1) == "epoch 1/1, train loss 1, 3 steps skipped"
 
 
 @pytest.mark.parametrize(("verbose", "seconds", "lines"), [(1, 3.0, 1), (0, 3.0, 0), (1, 0.2, 0)])

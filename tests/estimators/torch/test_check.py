@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pyarrow
@@ -14,6 +15,7 @@ from spark_estimator import DataError
 from spark_estimator.estimators.rows.shapes import Fields, LabelError
 from spark_estimator.estimators.torch.check import TorchTrial, count_inputs, get_floating_type
 from spark_estimator.estimators.torch.losses import TorchParts
+from spark_estimator.estimators.torch.steps.recipe import StepRecipe
 from tests.estimators.specs import X, Y
 
 FIELDS = Fields((X,), (Y,), None)
@@ -87,6 +89,15 @@ def test_a_step_of_a_copy_leaves_model_and_random_numbers_as_they_are() -> None:
 def test_what_would_fail_on_the_ranks_fails_here(net: nn.Module, loss: Any, metrics: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         run(net, loss, metrics)
+
+
+def test_steps_that_are_skipped_may_be_among_the_first_rows() -> None:
+    net = nn.Linear(3, 1)
+    parts = TorchParts(net, torch.optim.SGD(net.parameters(), 0.1), [nn.MSELoss()], [1.0], [[]])
+    spoiled = rows().set_column(1, "c1", pyarrow.array([1.0, math.nan, 2.0, 3.0], pyarrow.float32()))
+    with pytest.raises(DataError, match="the loss of the first 4 rows is nan"):
+        TorchTrial(parts).run(spoiled, FIELDS)
+    assert TorchTrial(replace(parts, recipe=StepRecipe(skips=True))).run(spoiled, FIELDS) == (1,)
 
 
 def test_the_label_whose_loss_fails_is_named() -> None:

@@ -79,7 +79,7 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         (
             {"gradient_clip_norm": 1, "gradient_clip_value": 0.5},
             ValueError,
-            "gradient_clip_norm=1.0 and gradient_clip_value=0.5 were both given: set one of them to 0",
+            "gradient_clip_norm=1.0 and gradient_clip_value=0.5 exclude each other: set one of them to 0",
         ),
         (
             {"gradient_clip_norm": 1, "train_minibatch_fn": lambda a, b, c, d, e, f, g: None},
@@ -107,7 +107,7 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         (
             {"lr_scheduler": "linear", "warmup_steps": 5, "warmup_ratio": 0.1},
             ValueError,
-            "warmup_steps=5 and warmup_ratio=0.1: set one of them",
+            "warmup_steps=5 and warmup_ratio=0.1 exclude each other: set one of them",
         ),
         (
             {"lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau, "interval": "step"}},

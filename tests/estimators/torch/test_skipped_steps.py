@@ -189,7 +189,7 @@ def test_too_many_in_a_row_are_an_error() -> None:
     [
         (
             "features",
-            r"rank 0: the loss was nan: column 'x' contains nan in row 1 of the batch of rank 0, counted",
+            r"rank 0: the loss was nan: column 'x' contains nan in row 1 of its batch, counted",
         ),
         (
             "outputs",
@@ -214,7 +214,7 @@ def test_rank_and_rows_are_named(monkeypatch: pytest.MonkeyPatch, spoil: str, wo
         loss = net(torch.from_numpy(batch.matrices[0])).square().sum()
         return BadGradient.apply(loss) if spoil == "gradient" else loss
 
-    skipped = SkippedSteps(sums, net, (X, Y), compute)
+    skipped = SkippedSteps(sums, net, (X, Y), compute, 2)
     skipped.begin()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     outputs = torch.tensor([[1.0], [math.nan if spoil == "outputs" else 1.0]])
@@ -223,6 +223,11 @@ def test_rank_and_rows_are_named(monkeypatch: pytest.MonkeyPatch, spoil: str, wo
     assert skipped.note(batch, torch.tensor(loss), [outputs]) == (spoil == "gradient")
     skipped.undo(0, 3)
     assert torch.equal(net.state_dict()["1.running_mean"], before["1.running_mean"])
-    assert len(lines) == 2 and lines[0].startswith("epoch 1, batch 3: ")
+    assert len(lines) == 1 and lines[0].startswith("epoch 1: the step of batch 3 was skipped: rank 0: ")
     assert re.search(words, lines[0]), lines[0]
-    assert lines[1] == "epoch 1, batch 3: the step was skipped: the joint gradient was not finite."
+    for done in (4, 5):
+        skipped.begin()
+        skipped.note(batch, torch.tensor(loss), [outputs])
+        skipped.undo(0, done)
+    assert len(lines) == 3 and "batch 4" in lines[1]
+    assert lines[2] == "rank 0 reports no further skipped steps: the history counts skipped_steps"

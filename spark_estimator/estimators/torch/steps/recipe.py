@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from spark_estimator.errors import DataError
+from spark_estimator.estimators.checks import check_alternatives
 from spark_estimator.estimators.torch.steps.schedules import (
     Rates,
     RateSchedule,
@@ -53,7 +54,8 @@ class StepRecipe:
         Raises:
             ValueError: parameters contradict each other.
         """
-        recipe = cls(
+        check_alternatives(value)
+        return cls(
             clip_norm=value("gradient_clip_norm"),
             clip_value=value("gradient_clip_value"),
             schedule=read_schedule(value)[0],
@@ -61,12 +63,6 @@ class StepRecipe:
             compile=_read_compile(value("compile")),
             channels_last=value("channels_last"),
         )
-        if recipe.clip_norm and recipe.clip_value:
-            raise ValueError(
-                f"gradient_clip_norm={recipe.clip_norm} and gradient_clip_value={recipe.clip_value} were both given: "
-                "set one of them to 0."
-            )
-        return recipe
 
     def check_schedule(
         self,

@@ -85,8 +85,6 @@ def read_schedule(value: Callable[[str], Any]) -> tuple[RateSchedule | None, Any
         raise ValueError(
             f"{warmup} needs one of the schedules by name: lr_scheduler={' or '.join(map(repr, _CURVES))}."
         )
-    if (steps and ratio) or ratio >= 1:
-        raise ValueError(f"warmup_steps={steps} and warmup_ratio={ratio}: set one of them, a ratio below 1.")
     if inner is None:
         return None, None
     if isinstance(inner, str):
