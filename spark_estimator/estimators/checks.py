@@ -5,6 +5,7 @@ It raises TypeError or ValueError, with a sentence that has the value.
 
 from __future__ import annotations
 
+import math
 import numbers
 import os
 import reprlib
@@ -316,12 +317,13 @@ def check_positive(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def check_not_negative(name: str, value: Any) -> float:
+def check_not_negative(name: str, value: Any, below: float = math.inf) -> float:
     """Return a number that is 0 or more; None is 0."""
-    text = f"{name} must be a number, 0 or more; got {describe_value(value)}."
+    limit = "0 or more" if below == math.inf else f"0 or more, less than {below}"
+    text = f"{name} must be a number, {limit}; got {describe_value(value)}."
     if value is not None and not _is_number(value):
         raise TypeError(text)
-    if not 0 <= (value or 0.0) < float("inf"):
+    if not 0 <= (value or 0.0) < below:
         raise ValueError(text)
     return float(value or 0.0)
 
@@ -336,11 +338,9 @@ def check_alternatives(value: Callable[[str], Any]) -> None:
     Args:
         value: returns a parameter by its name; None: there is none.
     """
-    for one, other in _ALTERNATIVES:
-        if value(one) and value(other):
-            raise ValueError(
-                f"{one}={value(one)} and {other}={value(other)} exclude each other: set one of them to 0."
-            )
+    for name, other in _ALTERNATIVES:
+        if value(name) and value(other):
+            raise ValueError(f"{name}={value(name)} and {other}={value(other)} exclude each other: set one to 0.")
 
 
 def check_autocast_type(name: str, value: Any) -> str | None:
@@ -472,6 +472,9 @@ def check_labels(value: Callable[[str], Any]) -> list[str]:
     store = value("store")
     if store is not None and value("run_id"):
         store.get_run_path(value("run_id"))  # which refuses a name that is not a single folder
+    monitor = value("monitor")
+    if monitor and value("mode") == "auto" and not monitor.endswith("loss"):
+        raise ValueError(f"monitor={monitor!r} needs mode='max' or mode='min': which of its values is better.")
     for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
         if store is None and value(name) is not None:
             raise ValueError(f"{name} needs a store, for example store=Store.create('/path').")

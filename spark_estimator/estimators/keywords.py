@@ -44,6 +44,8 @@ class CommonArguments(TypedDict, total=False):
     checkpoint_every_seconds: float | None
     early_stopping_patience: int | None
     restore_best: bool
+    monitor: str | None
+    mode: str
     use_gpu: bool
     backward_passes_per_step: int
     mlflow: bool | Mapping[str, Any]
@@ -73,6 +75,8 @@ class CommonKeywords(TableParams):
     checkpoint_every_seconds: Param[float | None]
     early_stopping_patience: Param[int | None]
     restore_best: Param[bool]
+    monitor: Param[str | None]
+    mode: Param[str]
     use_gpu: Param[bool]
     backward_passes_per_step: Param[int]
     mlflow: Param[bool | dict[str, Any]]
@@ -223,20 +227,36 @@ class CommonKeywords(TableParams):
         return self._get(self.checkpoint_every_seconds)
 
     def setEarlyStoppingPatience(self, value: int | None) -> Self:
-        """Set early_stopping_patience: stop when the validation loss (without validation, the training loss) ..."""
+        """Set early_stopping_patience: stop when monitor has not improved for this many epochs, or validations."""
         return self._set(early_stopping_patience=value)
 
     def getEarlyStoppingPatience(self) -> int | None:
-        """Return early_stopping_patience: stop when the validation loss (without validation, the training loss) ..."""
+        """Return early_stopping_patience: stop when monitor has not improved for this many epochs, or validations."""
         return self._get(self.early_stopping_patience)
 
     def setRestoreBest(self, value: bool) -> Self:
-        """Set restore_best: return the model of the epoch with the lowest validation loss (without validation, ..."""
+        """Set restore_best: return the model of the epoch, or the validation, with the best monitor instead of ..."""
         return self._set(restore_best=value)
 
     def getRestoreBest(self) -> bool:
-        """Return restore_best: return the model of the epoch with the lowest validation loss (without ..."""
+        """Return restore_best: return the model of the epoch, or the validation, with the best monitor instead ..."""
         return self._get(self.restore_best)
+
+    def setMonitor(self, value: str | None) -> Self:
+        """Set monitor: the number of the history by which restore_best and early_stopping_patience decide, such ..."""
+        return self._set(monitor=value)
+
+    def getMonitor(self) -> str | None:
+        """Return monitor: the number of the history by which restore_best and early_stopping_patience decide, ..."""
+        return self._get(self.monitor)
+
+    def setMode(self, value: str) -> Self:
+        """Set mode: which monitor is the best; 'auto': the lowest loss."""
+        return self._set(mode=value)
+
+    def getMode(self) -> str:
+        """Return mode: which monitor is the best; 'auto': the lowest loss."""
+        return self._get(self.mode)
 
     def setUseGpu(self, value: bool) -> Self:
         """Set use_gpu: whether to use GPUs if there are any."""
@@ -540,6 +560,7 @@ class RecipeArguments(TypedDict, total=False):
     gradient_clip_norm: float
     gradient_clip_value: float
     on_nonfinite: str
+    validate_every_steps: int | None
     compile: bool | Mapping[str, Any]
 
 
@@ -552,6 +573,7 @@ class RecipeKeywords(TableParams):
     gradient_clip_norm: Param[float]
     gradient_clip_value: Param[float]
     on_nonfinite: Param[str]
+    validate_every_steps: Param[int | None]
     compile: Param[bool | dict[str, Any]]
 
     def setLrScheduler(self, value: str | Callable[..., Any] | Mapping[str, Any] | Any | None) -> Self:
@@ -571,11 +593,11 @@ class RecipeKeywords(TableParams):
         return self._get(self.warmup_steps)
 
     def setWarmupRatio(self, value: float) -> Self:
-        """Set warmup_ratio: warmup_steps as a share of all steps, less than 1, such as 0.1; 0: no warm-up."""
+        """Set warmup_ratio: warmup_steps as a share of all steps, such as 0.1; 0: no warm-up."""
         return self._set(warmup_ratio=value)
 
     def getWarmupRatio(self) -> float:
-        """Return warmup_ratio: warmup_steps as a share of all steps, less than 1, such as 0.1; 0: no warm-up."""
+        """Return warmup_ratio: warmup_steps as a share of all steps, such as 0.1; 0: no warm-up."""
         return self._get(self.warmup_ratio)
 
     def setGradientClipNorm(self, value: float) -> Self:
@@ -601,6 +623,14 @@ class RecipeKeywords(TableParams):
     def getOnNonfinite(self) -> str:
         """Return on_nonfinite: what to do where a loss or a gradient is NaN or infinite on any process: ..."""
         return self._get(self.on_nonfinite)
+
+    def setValidateEverySteps(self, value: int | None) -> Self:
+        """Set validate_every_steps: validate after this many batches within an epoch, too, between two steps of ..."""
+        return self._set(validate_every_steps=value)
+
+    def getValidateEverySteps(self) -> int | None:
+        """Return validate_every_steps: validate after this many batches within an epoch, too, between two steps ..."""
+        return self._get(self.validate_every_steps)
 
     def setCompile(self, value: bool | Mapping[str, Any]) -> Self:
         """Set compile: True, or a dict of arguments of torch.compile such as {'mode': 'max-autotune'}: each ..."""

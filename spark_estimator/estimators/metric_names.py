@@ -83,7 +83,7 @@ def name_metrics(
     return result
 
 
-def group_values(labels: Sequence[str], values: Sequence[Sequence[float]]) -> list[dict[str, float]]:
+def group_values(labels: Sequence[str], values: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """Return [labels][metrics] values as Horovod's history has them: ``[{"group_0_y": 0.5, "group_0_z": 0.25},
     ...]``.
     """
@@ -98,7 +98,7 @@ def group_values(labels: Sequence[str], values: Sequence[Sequence[float]]) -> li
     ]
 
 
-def key_by_name(names: Iterable[Sequence[str]], values: Iterable[Sequence[float]]) -> dict[str, float]:
+def key_by_name(names: Iterable[Sequence[str]], values: Iterable[Sequence[Any]]) -> dict[str, Any]:
     """Return [labels][metrics] values by their names."""
     return {
         name: value

@@ -137,7 +137,8 @@ SHARED = (
         check_list,
         "functions of (output, label); or Horovod's lists, each of one function, or of one per label column; or a dict "
         "per label column, whose keys are their names; batches' values are averaged by their rows, which is right "
-        "for means over rows, and not for AUC, F1, R2, precision, recall or roots",
+        "for means over rows, and not for AUC, F1, R2, precision, recall or roots; TorchEstimator takes torchmetrics' "
+        "objects, too, which count all rows",
         "Any",
         "list[Any]",
     ),
@@ -251,17 +252,26 @@ SHARED = (
         "early_stopping_patience",
         None,
         check_int(1),
-        "stop when the validation loss (without validation, the training loss) has not improved for this many epochs; "
-        "None: never",
+        "stop when monitor has not improved for this many epochs, or validations; None: never",
         "int | None",
     ),
     Row(
         "restore_best",
         False,
         check_bool,
-        "return the model of the epoch with the lowest validation loss (without validation, the lowest training loss) "
-        "instead of the last one",
+        "return the model of the epoch, or the validation, with the best monitor instead of the last one",
         "bool",
+    ),
+    Row(
+        "monitor",
+        None,
+        check_str,
+        "the number of the history by which restore_best and early_stopping_patience decide, such as 'validation.auc'; "
+        "None: the validation loss, or without validation the training loss",
+        "str | None",
+    ),
+    Row(
+        "mode", "auto", check_one_of("auto", "min", "max"), "which monitor is the best; 'auto': the lowest loss", "str"
     ),
     Row("use_gpu", True, check_bool, "whether to use GPUs if there are any", "bool"),
     Row(
@@ -643,10 +653,7 @@ _NAMES_ELSEWHERE = {
     **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "backward_passes_per_step"),
     **dict.fromkeys(("fp16", "bf16", "precision", "amp"), "mixed_precision"),
     **dict.fromkeys(("eval_steps", "val_check_interval"), "validate_every_steps"),
-    **dict.fromkeys(("num_train_epochs", "max_epochs"), "epochs"),
-    **{"clipvalue": "gradient_clip_value", "seed": "random_seed", "patience": "early_stopping_patience"},
-    **{"metric_for_best_model": "monitor", "load_best_model_at_end": "restore_best"},
-    **{"per_device_train_batch_size": "batch_size", "save_steps": "checkpoint_every_steps"},
+    **dict.fromkeys(("metric_for_best_model",), "monitor"),
 }
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Fields of `TrainSpec` that are parameters of the estimator, and the parameters' names.
 _PARAMETERS = {
     **{name: name for name in ("batch_size", "epochs", "shuffle", "verbose", "backward_passes_per_step", "use_gpu")},
-    **{name: name for name in ("restore_best", "store", "resume_on_other_rows")},
+    **{name: name for name in ("restore_best", "monitor", "mode", "store", "resume_on_other_rows")},
     "train_steps": "train_steps_per_epoch",
     "validation_steps": "validation_steps_per_epoch",
     "patience": "early_stopping_patience",
@@ -37,7 +37,9 @@ class TrainSpec:
         weight: the field of the rows' weights; None without.
         held_share: the share of the rows that is for validation.
         seed: of the epochs' orders, and of the model's random numbers.
-        patience: training ends when the watched loss has not improved for this number of epochs; None: never early.
+        patience: training ends when the watched number has not improved for this number of validations; None: never.
+        monitor: the number by which validations are compared, such as "validation.auc"; None: the loss.
+        mode: "max", or "min" or "auto": the highest or the lowest is the best.
         restore_best: the numbers of the best epoch are brought back, not those of the last.
         store: keeps a checkpoint of each epoch; None: none is kept.
         checkpoint_steps: batches between checkpoints within an epoch; None: only after each epoch.
@@ -93,6 +95,8 @@ class TrainSpec:
     initial: str = ""
     resume_on_other_rows: bool = False
     transform_validation: bool = True
+    monitor: str | None = None
+    mode: str = "auto"
 
     @classmethod
     def from_parameters(cls, value: Callable[[str], Any], **others: Any) -> TrainSpec:

@@ -1,4 +1,7 @@
-"""torchmetrics over the ranks: where a metric is computed, it finds the states of all ranks."""
+"""torchmetrics over the ranks: where a metric is computed, it finds the states of all ranks.
+
+In the middle of an epoch, the states of a rank are read and restored as plain values.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 import spark_estimator.torch as hvd
@@ -45,7 +49,7 @@ class SyncedMetrics:
     def __init__(self) -> None:
         self._before: list[tuple[Metric, Any]] = []
 
-    def adopt(self, module: torch.nn.Module) -> None:
+    def adopt(self, module: nn.Module) -> None:
         """Add the metrics that the module has now, and that were not there before."""
         for metric in iterate_metrics(module):
             if metric.dist_sync_fn is None:
@@ -61,11 +65,48 @@ class SyncedMetrics:
         self._before.clear()
 
 
-def iterate_metrics(module: torch.nn.Module) -> Iterator[Metric]:
+def iterate_metrics(module: nn.Module) -> Iterator[Metric]:
     """Yield the metrics of torchmetrics among a module's parts."""
     return (child for child in module.modules() if isinstance(child, Metric))
 
 
-def iterate_collections(module: torch.nn.Module) -> Iterator[MetricCollection]:
+def iterate_collections(module: nn.Module) -> Iterator[MetricCollection]:
     """Yield the collections of such metrics among a module's parts."""
     return (child for child in module.modules() if isinstance(child, MetricCollection))
+
+
+def get_metric_states(module: nn.Module) -> list[dict[str, Any]]:
+    """Return [metrics of torchmetrics in a module] the plain attributes of each: its states, and how often it was
+    updated.
+    """
+    for collection in iterate_collections(module):
+        list(collection.items())  # metrics of a group have one state, of which each gets a copy
+    return [
+        {name: _detach(value) for name, value in vars(metric).items() if _is_plain(value)}
+        for metric in iterate_metrics(module)
+    ]
+
+
+def take_metric_states(module: nn.Module, states: list[dict[str, Any]]) -> None:
+    """Restore what `get_metric_states` returned."""
+    for metric, state in zip(iterate_metrics(module), states, strict=False):
+        for name, value in state.items():
+            vars(metric)[name] = _move_to(value, metric.device)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, torch.Tensor) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
+
+
+def _detach(value: Any) -> Any:
+    if isinstance(value, list):
+        return [item.detach() for item in value]
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _move_to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, list):
+        return [item.to(device) for item in value]
+    return value.to(device) if isinstance(value, torch.Tensor) else value

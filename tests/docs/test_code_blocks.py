@@ -164,6 +164,7 @@ PROGRAMS = (
         "docs/how-to/jax.md", (1,), prints_on_both_ranks(r": \[0\.5, 0\.5, 0\.5\] \[0\.0, 1\.0\]"), TWO, needs="jax"
     ),
     Program("docs/how-to/torch-distributed.md", (0,), prints_on_both_ranks(r": 4\.0"), TWO),
+    Program("docs/how-to/training-steps.md", (0,), prints_number("best AUC", 0.97, 1), needs="torchmetrics", slow=True),
     Program(
         "docs/how-to/hugging-face.md", (0,), prints_on_both_ranks(r": loss \d\.\d+"), TWO, needs="accelerate", slow=True
     ),

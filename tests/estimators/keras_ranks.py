@@ -246,6 +246,9 @@ def goes_on(rank: int, folder: str) -> list[str]:
         "restore_best": True,
     }
     whole = trained(folder, chancy(), **parameters)
+    worst = trained(folder, chancy(), **parameters, monitor="train.mae", mode="max")
+    first = trained(folder, chancy(), **{**parameters, "epochs": 1})
+    assert rank or alike(opened(worst).get_weights(), opened(first).get_weights()), "the first has the largest error"
     parameters |= {"stored": True, "checkpoint_steps": 2}
     for after in (8, 4):  # of 5 batches an epoch: within the second, and the third
         with pytest.raises(InterruptedError):

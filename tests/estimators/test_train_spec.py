@@ -40,6 +40,8 @@ def test_parameters_of_an_estimator(tmp_path: Path) -> None:
         "backward_passes_per_step": 22,
         "use_gpu": False,
         "restore_best": True,
+        "monitor": "validation.auc",
+        "mode": "max",
         "store": None,
         "resume_on_other_rows": True,
     }
@@ -50,6 +52,7 @@ def test_parameters_of_an_estimator(tmp_path: Path) -> None:
     assert (spec.checkpoint_seconds, spec.epochs, spec.verbose) == (4, 5, 6)
     assert (spec.batch_size, spec.val_batch_size, spec.backward_passes_per_step) == (20, 20, 22)
     assert spec.limits == RowLimits.from_parameters(21, None)
+    assert (spec.monitor, spec.mode) == ("validation.auc", "max")
     assert (spec.shuffle, spec.use_gpu, spec.restore_best, spec.resume_on_other_rows) == (True, False, True, True)
     assert 0 <= spec.seed < 1 << 31 and not spec.has_given_seed and not spec.repeatable
 

@@ -12,12 +12,13 @@ from spark_estimator.estimators.keras.history import describe_epoch, flatten_ent
 from spark_estimator.estimators.keras.loop import Loop
 from spark_estimator.estimators.keras.objects import assign, dump_model, get_values
 from spark_estimator.estimators.keras.spec import KerasParts
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, TrainingProgress
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver
 from spark_estimator.estimators.persistence.resumed_run import describe_loss, describe_return
 from spark_estimator.estimators.persistence.run_identity import Identity, make_base_identity
 from spark_estimator.estimators.rank_run import RankRun, begin, check_loss, record_epoch
 from spark_estimator.estimators.restarting import Round, train_in_rounds
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.estimators.training_progress import TrainingProgress
 from spark_estimator.keras.elastic import wrap_engine_errors
 from spark_estimator.keras.optimizers import finalize
 from spark_estimator.keras.rates import rescale_rate
@@ -54,7 +55,7 @@ class _KerasTraining:
     """
 
     def __init__(self, spec: TrainSpec, saver: Saver, present: Round, rank_run: RankRun) -> None:
-        self.progress = TrainingProgress(spec.patience, spec.restore_best)
+        self.progress = TrainingProgress(spec.patience, spec.restore_best, spec.monitor, spec.mode)
         self._spec = spec
         self._saver = saver
         self._round = present

@@ -17,12 +17,13 @@ from torch import nn
 import spark_estimator.torch as hvd
 from spark_estimator.checkpoint.schedule import Schedule
 from spark_estimator.estimators.lightning.callbacks import IN_MEMORY, EpochSums
-from spark_estimator.estimators.lightning.rank_state import get_metric_states, take_metric_states
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, TrainingProgress, make_schedule
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, make_schedule
 from spark_estimator.estimators.rank_run import RankRun
 from spark_estimator.estimators.torch.checkpoint import pack
 from spark_estimator.estimators.torch.rank_state import gather_rank_states, get_rng_state, set_rng_state, take_buffers
 from spark_estimator.estimators.train_spec import TrainSpec
+from spark_estimator.estimators.training_progress import TrainingProgress
+from spark_estimator.lightning.metrics import get_metric_states, take_metric_states
 from spark_estimator.observe.driver_log import log_to_driver
 
 #: Of what may be any object, only plain values and tensors are kept.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_estimator.estimators import checks, params
 from spark_estimator.estimators.params import Row
-from spark_estimator.estimators.torch.params import LOCAL_STEPS, LOSS_CONSTRUCTORS, TYPES, set_types
+from spark_estimator.estimators.torch.params import COMPILE, LOCAL_STEPS, LOSS_CONSTRUCTORS, TYPES, set_types
 
 ESTIMATOR = (
     *set_types(params.SHARED, TYPES),
@@ -44,6 +44,7 @@ ESTIMATOR = (
         "bool",
     ),
     *LOCAL_STEPS,
+    COMPILE,
     Row("profiler", None, checks.accept, "a Lightning profiler, or its name"),
 )
 

@@ -16,6 +16,7 @@ from spark_estimator.estimators.checks import check_labels, check_list, describe
 from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
 from spark_estimator.estimators.torch.exchange import check_exchange
+from spark_estimator.estimators.torch.steps.recipe import read_compile
 from spark_estimator.lightning import removed_hooks
 from spark_estimator.lightning.epoch_outputs import find_epoch_ends
 from spark_estimator.lightning.flavours import FLAVOURS, choose_flavour
@@ -46,6 +47,7 @@ class LightningParts:
         label_shapes: [labels] of a batch, with -1 for its rows; None: as the columns have them.
         scale_lr: whether the learning rate is multiplied by the number of ranks; False where each steps alone.
         sync, inner_steps: what the ranks exchange, as `TorchParts` has it.
+        compile: arguments of torch.compile for the module; None: it is not compiled.
         stop_on_nan: a batch whose loss is no finite number ends the training; False: an epoch does.
     """
 
@@ -61,6 +63,7 @@ class LightningParts:
     label_shapes: Sequence[Sequence[int]] | None = None
     scale_lr: bool = True
     stop_on_nan: bool = False
+    compile: Mapping[str, Any] | None = None
     sync: str = "allreduce"
     inner_steps: int = 32
 
@@ -85,6 +88,8 @@ def make_parts(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
             "model must be a LightningModule, or a torch.nn.Module with optimizer and loss; got "
             f"{describe_value(model)}."
         )
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("model was wrapped by torch.compile: pass the module itself, and compile=True.")
     _check_checkpoints(model, value)
     flavour = find_flavour(model)
     plain = None
@@ -129,6 +134,7 @@ def make_parts(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
             label_shapes=value("label_shapes"),
             scale_lr=value("scale_lr") and value("sync") == "allreduce",
             stop_on_nan=value("terminate_on_nan"),
+            compile=read_compile(value("compile")),
             sync=value("sync"),
             inner_steps=value("inner_steps"),
         ),

@@ -1,36 +1,9 @@
-"""What a rank alone has in the middle of a Trainer's epoch, besides random numbers: metrics, and what was logged.
-
-Lightning's own checkpoint has neither. They are read and restored as plain values.
-"""
+"""What a rank has logged in the middle of a Trainer's epoch, which Lightning's own checkpoint does not have."""
 
 from __future__ import annotations
 
 import operator
 from typing import Any
-
-import torch
-from torch import nn
-
-from spark_estimator.lightning.metrics import iterate_collections, iterate_metrics
-
-
-def get_metric_states(module: nn.Module) -> list[dict[str, Any]]:
-    """Return [metrics of torchmetrics in a module] the plain attributes of each: its states, and how often it was
-    updated.
-    """
-    for collection in iterate_collections(module):
-        list(collection.items())  # metrics of a group have one state, of which each gets a copy
-    return [
-        {name: _detach(value) for name, value in vars(metric).items() if _is_plain(value)}
-        for metric in iterate_metrics(module)
-    ]
-
-
-def take_metric_states(module: nn.Module, states: list[dict[str, Any]]) -> None:
-    """Restore what `get_metric_states` returned."""
-    for metric, state in zip(iterate_metrics(module), states, strict=False):
-        for name, value in state.items():
-            vars(metric)[name] = _move_to(value, metric.device)
 
 
 def get_logged_values(trainer: Any) -> dict[str, dict[str, Any]]:
@@ -93,21 +66,3 @@ def log_earlier_values(module: Any, earlier: dict[str, dict[str, Any]]) -> None:
 def _get_results(trainer: Any) -> dict[str, Any]:
     results: dict[str, Any] = trainer.fit_loop.epoch_loop._results
     return results
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(item, torch.Tensor) for item in value)
-    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))
-
-
-def _detach(value: Any) -> Any:
-    if isinstance(value, list):
-        return [item.detach() for item in value]
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _move_to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, list):
-        return [item.to(device) for item in value]
-    return value.to(device) if isinstance(value, torch.Tensor) else value

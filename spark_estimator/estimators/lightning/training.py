@@ -8,6 +8,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 import spark_estimator.torch as hvd
 from spark_estimator.estimators.lightning.callbacks import EpochSums, average_logged, make_callback, make_strategy
 from spark_estimator.estimators.lightning.checkpoint import CheckpointWriter, FreshStart, ResumedStart
@@ -17,16 +19,17 @@ from spark_estimator.estimators.lightning.loaders import RowLoader
 from spark_estimator.estimators.lightning.parts import LightningParts
 from spark_estimator.estimators.lightning.rank_state import add_logged_values, get_logged_values, log_earlier_values
 from spark_estimator.estimators.lightning.trainer_arguments import make_trainer_arguments, silence_lightning
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Saver, TrainingProgress, describe_epoch
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Saver, describe_epoch
 from spark_estimator.estimators.persistence.resumed_run import describe_loss, describe_return
 from spark_estimator.estimators.rank_run import RankRun, begin, check_loss, make_meter, record_epoch, to_averages
 from spark_estimator.estimators.restarting import Round, train_in_rounds
 from spark_estimator.estimators.torch.checkpoint import TorchForm, pack
-from spark_estimator.estimators.torch.epoch_means import make_results
+from spark_estimator.estimators.torch.epoch_means import counts_rows, make_results
 from spark_estimator.estimators.torch.exchange import make_local_options
 from spark_estimator.estimators.torch.rank_state import seed_generators, seed_start
 from spark_estimator.estimators.torch.training import find_left_out
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.estimators.training_progress import TrainingProgress
 from spark_estimator.observe.driver_log import log_to_driver
 
 
@@ -60,7 +63,7 @@ class _Training:
     def __init__(self, spec: TrainSpec, rank_run: RankRun, saver: Saver, present: Round) -> None:
         parts: LightningParts = spec.framework
         rows, validation_rows, kept = rank_run.rows, rank_run.held, rank_run.kept
-        self.progress = TrainingProgress(spec.patience, spec.restore_best)
+        self.progress = TrainingProgress(spec.patience, spec.restore_best, spec.monitor, spec.mode)
         self._spec = spec
         self._parts = parts
         self._seed = rank_run.seed
@@ -130,6 +133,11 @@ class _Training:
             callbacks=[make_callback(parts.flavour, self._watch), *parts.callbacks],
         )
         self._start.begin(trainer)
+        if parts.compile is not None:
+            # Not its steps, which log what PyTorch's compiler may fail on, but what they call.
+            for each in (self.module, *self.module.children()):
+                if not counts_rows(each):
+                    each.forward = torch.compile(each.forward, **parts.compile)
         trainer.fit(self.module, self._train, self._held)
 
     def _make_strategy_options(self) -> dict[str, Any]:

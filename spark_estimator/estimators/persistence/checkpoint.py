@@ -14,7 +14,7 @@ import math
 import posixpath
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -42,48 +42,6 @@ _SLOW_SECONDS = 1.0
 _WAITS_AT_FAILURE = timedelta(seconds=30)
 
 
-@dataclass
-class TrainingProgress:
-    """The epochs so far. Every rank has the same, as the losses are those of all ranks.
-
-    Attributes:
-        patience, restore_best: as in `TrainSpec`.
-        history: one entry for each epoch.
-        best: the model's numbers after the best epoch, as the framework has them; None where they are not wanted.
-    """
-
-    patience: int | None
-    restore_best: bool
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: Any = None
-
-    def add(self, entry: dict[str, Any], numbers: Callable[[], Any]) -> None:
-        """Count an epoch.
-
-        Args:
-            numbers: gives a copy of the model's.
-        """
-        self.history.append(entry)
-        if self.restore_best and self._find_best_epoch() == len(self.history) - 1:
-            self.best = numbers()
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the training shall end before its last epoch."""
-        return self.patience is not None and len(self.history) - 1 - self._find_best_epoch() >= self.patience
-
-    @staticmethod
-    def get_loss(entry: dict[str, Any]) -> float:
-        """Return the loss by which epochs are compared: that of validation, if there is one."""
-        loss: float = entry.get("validation", entry["train"])["loss"]
-        return loss
-
-    def _find_best_epoch(self) -> int:
-        losses = [self.get_loss(entry) for entry in self.history]
-        finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
-        return finite.index(min(finite)) if finite else 0
-
-
 @dataclass(frozen=True)
 class Cursor:
     """A position within an epoch."""
@@ -91,6 +49,7 @@ class Cursor:
     steps: int  # batches of the epoch that each rank has done
     rows: int  # of all ranks together, in these
     spread: list[int]  # [ranks] a checksum of the rows of each rank, in their order
+    validations: list[dict[str, Any]] = field(default_factory=list)  # `TrainingProgress.within`
 
 
 @dataclass(frozen=True)

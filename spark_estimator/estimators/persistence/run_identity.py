@@ -32,6 +32,7 @@ def make_base_identity(spec: TrainSpec, checksums: list[int]) -> Identity:
             f"shuffle={spec.shuffle}",
             f"backward_passes_per_step={spec.backward_passes_per_step}",
             f"train_steps_per_epoch={spec.train_steps}",
+            *([f"monitor={spec.monitor}, mode={spec.mode}"] if spec.monitor and spec.restore_best else []),
             *([] if spec.transform_validation else ["transform_validation=False"]),
         ],
         "categories": list(spec.categories),

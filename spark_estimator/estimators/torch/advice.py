@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from spark_estimator.estimators.averaged_metrics import warn_of_averages
@@ -25,12 +25,17 @@ _COUNTS = {
 }
 
 
-def warn_of_metrics(parts: TorchParts) -> None:
-    """Warn of metrics that are known to be no means over rows."""
-    names, metrics = itertools.chain(*parts.metric_names), itertools.chain(*parts.metrics)
+def warn_of_metrics(parts: TorchParts, counts: Callable[[Any], bool] | None = None) -> None:
+    """Warn of metrics that are known to be no means over rows.
+
+    Args:
+        counts: returns whether a metric counts all rows; None: all are functions of a batch.
+    """
+    named = zip(itertools.chain(*parts.metric_names), itertools.chain(*parts.metrics), strict=True)
+    other = "Pass torchmetrics' objects, which count all rows, or compute" if counts else "Compute"
     warn_of_averages(
-        zip(names, metrics, strict=True),
-        "Compute these from trained.transform(rows), by sklearn.metrics or Spark ML's evaluators.",
+        [(name, metric) for name, metric in named if not (counts and counts(metric))],
+        f"{other} these from trained.transform(rows), by sklearn.metrics or Spark ML's evaluators.",
     )
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from spark_estimator.checkpoint.random_state import get_random_state, set_random_state
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.rows.shapes import RESHAPE, Fields, LabelError, describe_fields, find_not_finite
+from spark_estimator.estimators.torch.epoch_means import counts_rows, update_metric
 from spark_estimator.estimators.torch.losses import (
     Tensors,
     TorchParts,
@@ -52,6 +53,8 @@ class TorchTrial(ModuleTrial):
 
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
         """See `shapes.Trial.run`."""
+        if self._parts.recipe.channels_last and not any(len(field.shape) == 3 for field in fields.inputs):
+            raise DataError(f"channels_last=True needs images, of three dimensions. {describe_fields(fields)}{RESHAPE}")
         tensors = make_first_tensors(rows, fields)
         count = len(fields.inputs)
         labels = tensors[count : count + len(fields.labels)]
@@ -173,6 +176,9 @@ def _copy_model(model: nn.Module) -> nn.Module:
 def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor) -> None:
     name = getattr(metric, "__name__", type(metric).__name__)
     try:
+        if counts_rows(metric):  # few rows may be too few to compute it
+            update_metric(copy.deepcopy(metric), output, label)
+            return
         value = metric(output, label)
     except Exception as error:
         raise DataError(

@@ -67,6 +67,8 @@ def _open_writer(spec: TrainSpec, store: FilesystemStore) -> Iterator[Callable[[
                     writer.add_scalar(f"{stage}/loss", results["loss"], entry["epoch"])
                 for number, group in enumerate(results.get("all_metrics", [])):
                     for name, value in group.items():
+                        if not isinstance(value, (int, float)):  # such as a confusion matrix
+                            continue
                         writer.add_scalar(f"{stage}/{name}:{number}", value, entry["epoch"])
             writer.flush()
             sync(folder)

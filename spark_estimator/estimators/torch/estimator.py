@@ -16,6 +16,7 @@ from spark_estimator.estimators.params import add_params
 from spark_estimator.estimators.rows.shapes import Trial
 from spark_estimator.estimators.torch import advice
 from spark_estimator.estimators.torch.check import TorchTrial
+from spark_estimator.estimators.torch.epoch_means import counts_rows
 from spark_estimator.estimators.torch.estimator_files import TorchFiles
 from spark_estimator.estimators.torch.identity import compute_digest
 from spark_estimator.estimators.torch.keywords import TorchEstimatorKeywords
@@ -54,7 +55,7 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, TableEstimator[TorchMod
 
     def _make_training(self) -> _TorchTraining:
         parts, labels = make_parts(self._value)
-        advice.warn_of_metrics(parts)
+        advice.warn_of_metrics(parts, counts_rows)
         return _TorchTraining(parts, labels)
 
 

@@ -39,6 +39,7 @@ class TorchSharedArguments(SharedArguments, PredictingArguments, InferenceArgume
     loss_constructors: Callable[..., Any] | Sequence[Callable[..., Any]] | None
     sync: str
     inner_steps: int
+    compile: bool | Mapping[str, Any]
     data_module: None
 
 
@@ -49,6 +50,7 @@ class TorchSharedKeywords(SharedKeywords, PredictingKeywords, InferenceKeywords)
     loss_constructors: Param[list[Callable[..., Any]] | None]
     sync: Param[str]
     inner_steps: Param[int]
+    compile: Param[bool | dict[str, Any]]
     data_module: Param[Any]
 
     def setLossWeights(self, value: Sequence[float] | None) -> Self:
@@ -82,6 +84,14 @@ class TorchSharedKeywords(SharedKeywords, PredictingKeywords, InferenceKeywords)
     def getInnerSteps(self) -> int:
         """Return inner_steps: with sync='local_sgd' or 'diloco': the number of steps between two exchanges."""
         return self._get(self.inner_steps)
+
+    def setCompile(self, value: bool | Mapping[str, Any]) -> Self:
+        """Set compile: True, or a dict of arguments of torch.compile such as {'mode': 'max-autotune'}: each ..."""
+        return self._set(compile=value)
+
+    def getCompile(self) -> bool | dict[str, Any]:
+        """Return compile: True, or a dict of arguments of torch.compile such as {'mode': 'max-autotune'}: each ..."""
+        return self._get(self.compile)
 
     def setDataModule(self, value: None) -> Self:
         """Set data_module: not supported: loaders of your own belong in a function that ..."""

@@ -56,10 +56,7 @@ def _check_schedule(name: str, value: Any) -> Any:
 
 
 def _check_ratio(name: str, value: Any) -> float:
-    ratio = checks.check_not_negative(name, value)
-    if ratio >= 1:
-        raise ValueError(f"{name} must be less than 1, as a share of all steps; got {ratio}.")
-    return ratio
+    return checks.check_not_negative(name, value, below=1)
 
 
 def _check_compile(name: str, value: Any) -> Any:
@@ -95,6 +92,17 @@ LOCAL_STEPS = (
     ),
 )
 
+#: Of the estimators for PyTorch, Lightning and Hugging Face.
+COMPILE = Row(
+    "compile",
+    False,
+    _check_compile,
+    "True, or a dict of arguments of torch.compile such as {'mode': 'max-autotune'}: each process compiles the model; "
+    "False: it is not compiled",
+    "bool | Mapping[str, Any]",
+    "bool | dict[str, Any]",
+)
+
 #: How a step is made of the joint gradient; of the estimators for PyTorch and Hugging Face.
 RECIPE = (
     Row(
@@ -117,13 +125,7 @@ RECIPE = (
         "'constant'; 0: warmup_ratio decides",
         "int",
     ),
-    Row(
-        "warmup_ratio",
-        0.0,
-        _check_ratio,
-        "warmup_steps as a share of all steps, less than 1, such as 0.1; 0: no warm-up",
-        "float",
-    ),
+    Row("warmup_ratio", 0.0, _check_ratio, "warmup_steps as a share of all steps, such as 0.1; 0: no warm-up", "float"),
     Row(
         "gradient_clip_norm",
         0.0,
@@ -150,14 +152,14 @@ RECIPE = (
         "str",
     ),
     Row(
-        "compile",
-        False,
-        _check_compile,
-        "True, or a dict of arguments of torch.compile such as {'mode': 'max-autotune'}: each process compiles the "
-        "model; False: it is not compiled",
-        "bool | Mapping[str, Any]",
-        "bool | dict[str, Any]",
+        "validate_every_steps",
+        None,
+        checks.check_int(1),
+        "validate after this many batches within an epoch, too, between two steps of the optimizer; early stopping and "
+        "restore_best count these validations; None: only after each epoch",
+        "int | None",
     ),
+    COMPILE,
 )
 
 ESTIMATOR = (

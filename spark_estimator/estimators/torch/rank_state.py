@@ -20,17 +20,17 @@ from spark_estimator.checkpoint.random_state import get_random_state, set_random
 
 
 def gather_rank_states(
-    model: nn.Module, device: torch.device, sums: torch.Tensor | None = None
+    model: nn.Module, device: torch.device, sums: dict[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """Return [ranks] what each has. A collective.
 
     Args:
         device: on which it trains.
-        sums: over the rows of the epoch so far; None: there is no epoch that has begun.
+        sums: `EpochMeans.get_state` of the epoch so far; None: there is no epoch that has begun.
     """
     state: dict[str, Any] = {"buffers": _find_other_buffers(model)}
     if sums is not None:
-        state |= {"sums": sums} | get_rng_state(device)
+        state |= sums | get_rng_state(device)
     return list(hvd.allgather_object(state, name="what each rank has"))
 
 

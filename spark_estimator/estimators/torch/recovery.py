@@ -42,14 +42,14 @@ import torch
 
 import spark_estimator.torch as hvd
 from spark_estimator.estimators.epoch_division import Division
-from spark_estimator.estimators.persistence.checkpoint import TrainingProgress
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows
 from spark_estimator.estimators.recovering_process import RecoveringProcess
-from spark_estimator.estimators.torch.checkpoint import pack
+from spark_estimator.estimators.torch.checkpoint import TorchForm, pack
 from spark_estimator.estimators.torch.epoch_means import EpochMeans
 from spark_estimator.estimators.torch.steps.recipe import Stepper
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.estimators.training_progress import TrainingProgress
 from spark_estimator.torch.elastic import steps as parts_of_steps
 from spark_estimator.torch.elastic.state import TorchState
 from spark_estimator.torch.optimizer.separate_steps import SeparateSteps
@@ -105,12 +105,13 @@ class EndedEpochs(_Constant):
     """The epochs that have ended.
 
     Attributes:
-        history, best: as in `TrainingProgress`.
+        history, best, within: as in `TrainingProgress`.
         ended: a callback has ended the training.
     """
 
     history: tuple[dict[str, Any], ...] = ()
     best: Any = field(default=None, repr=False)
+    within: tuple[dict[str, Any], ...] = ()
     ended: bool = False
 
 
@@ -121,16 +122,27 @@ class SumsOfRank:
     """
 
     def __init__(self, means: EpochMeans) -> None:
-        self._sums = means.sums
+        self._means = means
 
     def pack_result(self) -> bytes:
-        return self._sums.numpy().tobytes()
+        means = self._means
+        return pack(means.get_state()) if means.counted else means.sums.numpy().tobytes()
 
     def take(self, content: bytes) -> None:
-        self._sums.copy_(_to_tensor(content))
+        sums, counted = self._unpack(content)
+        self._means.sums.copy_(sums)
+        self._means.counted.restore(counted)
 
     def inherit(self, content: bytes) -> None:
-        self._sums += _to_tensor(content)
+        sums, counted = self._unpack(content)
+        self._means.sums += sums
+        self._means.counted.merge(counted)
+
+    def _unpack(self, content: bytes) -> tuple[torch.Tensor, Any]:
+        if not self._means.counted:
+            return torch.from_numpy(numpy.frombuffer(content, numpy.float64).copy()), []
+        state = TorchForm().unpack(content)
+        return state["sums"], state["counted"]
 
 
 class PartsOfRank(SumsOfRank):
@@ -153,10 +165,6 @@ class PartsOfRank(SumsOfRank):
 
     def inherit(self, content: bytes) -> None:
         super().inherit(parts_of_steps.unpack(content)[0])
-
-
-def _to_tensor(content: bytes) -> torch.Tensor:
-    return torch.from_numpy(numpy.frombuffer(content, numpy.float64).copy())
 
 
 class RecoverableState(TorchState):
@@ -206,6 +214,11 @@ class Commits:
         self._state.begun, self._state.steps, self._state.division = self._begun, done, self._division
         self._commit()
 
+    def validate(self, progress: TrainingProgress) -> None:
+        """Commit a validation within an epoch."""
+        self._note(progress, ended=False)
+        self._commit()
+
     def end_epoch(self, progress: TrainingProgress, *, ended: bool) -> None:
         """Commit the end of an epoch."""
         self._note(progress, ended=ended)
@@ -218,7 +231,7 @@ class Commits:
         self._state.commit()
 
     def _note(self, progress: TrainingProgress, *, ended: bool) -> None:
-        self._state.epochs = EndedEpochs(tuple(progress.history), progress.best, ended)
+        self._state.epochs = EndedEpochs(tuple(progress.history), progress.best, tuple(progress.within), ended)
 
 
 def train_with_recovery(training: RecoverableTraining, spec: TrainSpec) -> TrainResult | None:
@@ -241,7 +254,8 @@ def train_with_recovery(training: RecoverableTraining, spec: TrainSpec) -> Train
     @hvd.elastic.run(mode="step")
     def run_round(state: RecoverableState) -> TrainResult | None:
         begun: BegunRun | None = state.begun
-        training.progress.history, training.progress.best = list(state.epochs.history), state.epochs.best
+        progress, epochs = training.progress, state.epochs
+        progress.history, progress.best, progress.within = list(epochs.history), epochs.best, list(epochs.within)
         last: Division | None = state.division
         within = trainer.get_rank_state() if last is not None and (state.steps or last.earlier) else None
         process.join(state.epochs.history, first=begun is None)

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from spark_estimator.collectives import context
-from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.epoch_rows import Batch
 from spark_estimator.estimators.rank_run import find_not_finite
 from spark_estimator.estimators.torch.epoch_means import EpochMeans
 from spark_estimator.estimators.torch.losses import Tensors
 from spark_estimator.estimators.torch.rank_state import get_rng_state, set_rng_state
+from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 
-#: Reports of a process: what follows is counted in the history.
-MOST_REPORTS = 10
+# Of a process: what follows is counted in the history.
+_MOST_REPORTS = 10
 
 
 class SkippedSteps:
@@ -29,28 +29,22 @@ class SkippedSteps:
     Args:
         sums: of the epoch.
         compute: (batch) returns its loss, without a collective.
-        reports: batches of this rank that are reported.
     """
 
     def __init__(
-        self,
-        sums: EpochMeans,
-        model: nn.Module,
-        fields: Sequence[Field],
-        compute: Callable[[Batch], torch.Tensor],
-        reports: int = MOST_REPORTS,
+        self, sums: EpochMeans, model: nn.Module, spec: TrainSpec, compute: Callable[[Batch], torch.Tensor]
     ) -> None:
         self._sums = sums
         self._model = model
-        self._fields = fields
+        self._fields = spec.fields
         self._compute = compute
-        self._before: tuple[torch.Tensor, list[torch.Tensor]] = torch.empty(0), []
+        self._before: tuple[dict[str, Any], list[torch.Tensor]] = {}, []
         self._batches: list[tuple[Batch, float, Tensors]] = []
-        self._reports = reports
+        self._reports = _MOST_REPORTS if spec.verbose else 0
 
     def begin(self) -> None:
         """Keep what the batches of a step change besides gradients: sums, and buffers such as running means."""
-        self._before = self._sums.sums.clone(), [buffer.clone() for buffer in self._list_buffers()]
+        self._before = self._sums.get_state(), [buffer.clone() for buffer in self._list_buffers()]
         self._batches = []
 
     def note(self, batch: Batch, loss: torch.Tensor, outputs: Tensors) -> bool:
@@ -72,9 +66,7 @@ class SkippedSteps:
                 self._reports -= 1
                 log_to_driver(f"epoch {epoch + 1}: the step of batch {number} was skipped: {text}")
                 if not self._reports:
-                    log_to_driver(
-                        f"rank {context.rank()} reports no further skipped steps: the history counts skipped_steps"
-                    )
+                    log_to_driver(f"rank {context.rank()} reports no more of them: the history counts skipped_steps")
         sums, buffers = self._before
         self._sums.restore(sums)
         for buffer, before in zip(self._list_buffers(), buffers, strict=True):

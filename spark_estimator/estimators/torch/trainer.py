@@ -36,7 +36,7 @@ from spark_estimator.estimators.torch.rank_state import (
     set_rng_state,
     take_buffers,
 )
-from spark_estimator.estimators.torch.skipped_steps import MOST_REPORTS, SkippedSteps
+from spark_estimator.estimators.torch.skipped_steps import SkippedSteps
 from spark_estimator.estimators.torch.stepping import make_passes
 from spark_estimator.estimators.torch.steps.recipe import Stepper
 from spark_estimator.estimators.train_spec import TrainSpec
@@ -75,13 +75,7 @@ class Trainer:
         self.stepper = self._make_stepper()
         self.sums = EpochMeans(self._parts, counts_skipped=self.stepper.may_skip)
         self._skipped = (
-            SkippedSteps(
-                self.sums,
-                self.model,
-                spec.fields,
-                lambda batch: self._compute_loss(batch, list)[0].value,
-                MOST_REPORTS if spec.verbose else 0,
-            )
+            SkippedSteps(self.sums, self.model, spec, lambda batch: self._compute_loss(batch, list)[0].value)
             if self._parts.recipe.skips
             else None
         )
@@ -96,7 +90,8 @@ class Trainer:
         if recipe.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if recipe.compile is not None:
-            model.compile(**recipe.compile)
+            # Not by Module.compile(), which leaves a module of torch.nn's own, such as Sequential, as it is.
+            model.forward = torch.compile(model.forward, **recipe.compile)
         return model
 
     def _make_stepper(self) -> Stepper:
@@ -190,13 +185,13 @@ class Trainer:
                 return state
         return pack({"model": numbers})
 
-    def gather_states(self, sums: torch.Tensor | None = None) -> list[dict[str, Any]]:
+    def gather_states(self, *, within: bool = False) -> list[dict[str, Any]]:
         """Return [ranks] what each has for itself. A collective.
 
         Args:
-            sums: of the epoch so far; None: between two epochs.
+            within: an epoch, with its sums so far; False: between two epochs.
         """
-        return gather_rank_states(self.model, self._device, sums)
+        return gather_rank_states(self.model, self._device, self.sums.get_state() if within else None)
 
     def take(self, checkpoint: Checkpoint, *, within: bool) -> None:
         """Restore a checkpoint. Rates that it holds for another number of ranks become those of this job.
@@ -215,7 +210,7 @@ class Trainer:
 
     def get_rank_state(self) -> dict[str, Any]:
         """Return the random number generators and sums of this rank, for `resume_within`."""
-        return get_rng_state(self._device) | {"sums": self.sums.sums.clone()}
+        return get_rng_state(self._device) | self.sums.get_state()
 
     def resume_within(self, state: dict[str, Any]) -> None:
         """Continue, in the next epoch, one that has begun, with this rank's generators and sums from
@@ -232,6 +227,7 @@ class Trainer:
         commit: Callable[[int], None] | None = None,
         legs: Sequence[Mapping[str, Any]] = (),
         end_batch: Callable[[int, float], None] | None = None,
+        validate: Callable[[int], bool] | None = None,
     ) -> dict[str, Any]:
         """Train for one epoch. Return its averages over all rows.
 
@@ -242,6 +238,8 @@ class Trainer:
                 nothing of these. No collective happens between a step and this.
             legs: parts of the epoch that other ranks have done, before `first`. The rest has no checkpoints.
             end_batch: called with each batch's number and loss.
+            validate: called between two steps with the number of batches done; returns whether the epoch ends there. A
+                collective.
         """
         spec = self._spec
         order = (self._seed, epoch) if spec.shuffle else None
@@ -263,6 +261,8 @@ class Trainer:
             batches, plan, first, most, self._find_divisors, self._total, as_horovod=not self._parts.rate_is_joint
         )
         for done, part in enumerate(parts, first + 1):
+            if validate is not None and not self._pending and validate(done - 1):
+                break
             batch = part.batch
             if self._parts.minibatch is not None:
                 loss, outputs, labels = self._take_user_step(self._parts.minibatch, batch, done - 1)
@@ -289,7 +289,7 @@ class Trainer:
                 self.synchronize()
                 if commit is not None:
                     commit(done)
-                save(done, plan.count_done(done), self.gather_states(self.sums.sums))
+                save(done, plan.count_done(done), self.gather_states(within=True))
                 schedule.restart()
                 is_due = False
         if self._pending:
@@ -323,20 +323,23 @@ class Trainer:
         self.sums.clear()
         if self._within is not None:
             set_rng_state(self._device, self._within)
-            self.sums.restore(self._within["sums"])
+            self.sums.restore(self._within)
             self._within = None
 
     def evaluate(self, rows: EpochRows) -> dict[str, Any]:
-        """Return the averages over all rows, with the model as it is."""
+        """Return the averages over all rows, with the model as it is, which is in its mode for that afterwards."""
         self.model.eval()
         sums = EpochMeans(self._parts)
         size = self._spec.val_batch_size, self._spec.validation_steps
         self.meter.begin_validation(rows.make_plan(*size).steps)
+        state = get_rng_state(self._device)
         with torch.no_grad():
             for batch in rows.read_batches(*size):
                 loss, outputs, labels = self._compute_loss(batch, self._total)
                 sums.add(loss, outputs, labels, batch.rows)
                 self.meter.end_step(batch.rows, sums.loss)
+        set_rng_state(self._device, state)
+        self.meter.end_validation()
         return sums.compute_averages()
 
     def _make_tensors(self, batch: Batch) -> tuple[Tensors, Tensors, torch.Tensor | None]:

@@ -13,13 +13,7 @@ from spark_estimator.collectives import arrays, launcher_link
 from spark_estimator.data.fields import Array
 from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.errors import DataError
-from spark_estimator.estimators.persistence.checkpoint import (
-    Checkpoint,
-    Cursor,
-    Saver,
-    TrainingProgress,
-    describe_epoch,
-)
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, describe_epoch
 from spark_estimator.estimators.persistence.resumed_run import describe_return
 from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, begin, record_epoch, to_averages
 from spark_estimator.estimators.rows.row_source import read_rank_rows
@@ -31,6 +25,7 @@ from spark_estimator.estimators.torch.identity import make_identity
 from spark_estimator.estimators.torch.losses import TorchParts, counts_some, leaves_out
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.estimators.training_progress import TrainingProgress
 from spark_estimator.observe.driver_log import log_to_driver
 
 
@@ -64,7 +59,7 @@ class Training:
 
     def __init__(self, spec: TrainSpec, saver: Saver, log: Callable[[Mapping[str, Any]], None]) -> None:
         self.trainer = Trainer(spec)
-        self.progress = TrainingProgress(spec.patience, spec.restore_best)
+        self.progress = TrainingProgress(spec.patience, spec.restore_best, spec.monitor, spec.mode)
         self._spec = spec
         self._saver = saver
         self._log = log
@@ -111,14 +106,15 @@ class Training:
         ended = commits is not None and commits.ended
 
         def save_within(steps: int, done: int, ranks: list[dict[str, Any]]) -> None:
-            self._save(rank_run, ranks, Cursor(steps, done, spread))
+            self._save(rank_run, ranks, Cursor(steps, done, spread, progress.within))
 
         while len(progress.history) < spec.epochs and not progress.is_over and not ended:
             epoch = len(progress.history)
             self._callbacks.call("on_epoch_begin", epoch)
             commit = None if commits is None else commits.step
             end_batch = self._callbacks.find_batch_end()
-            averages = trainer.train(rank_run.rows, epoch, steps, save_within, commit, legs, end_batch)
+            validate = self._find_validation(rank_run.held, commits, divided=bool(legs))
+            averages = trainer.train(rank_run.rows, epoch, steps, save_within, commit, legs, end_batch, validate)
             steps, legs = 0, ()
             entry = self._make_entry(rank_run, epoch, averages)
             if commits is None:
@@ -136,17 +132,45 @@ class Training:
             return None
         return rank_run.make_result(spec, trainer.pack_result(progress.best), progress.history, "model.pt")
 
+    def _find_validation(
+        self, held: EpochRows | None, commits: recovery.Commits | None, *, divided: bool
+    ) -> Callable[[int], bool] | None:
+        """Return what validates within an epoch, and returns whether that ends the epoch; None: nothing does.
+
+        Args:
+            divided: this is the rest of an epoch that was divided again, which has no validations.
+        """
+        every, progress, trainer = self._spec.framework.recipe.validate_every_steps, self.progress, self.trainer
+
+        def validate(done: int) -> bool:
+            if not divided and done // every > (progress.within[-1]["step"] if progress.within else 0) // every:
+                trainer.synchronize()
+                results = trainer.evaluate(held)  # type: ignore[arg-type]  # validate() is not returned without
+                trainer.model.train()
+                progress.add_within(done, results, self._copy_numbers)
+                if commits is not None:
+                    commits.validate(progress)
+                self._report({"epoch": len(progress.history), "validation": results}, f", after step {done}")
+            return progress.is_patience_over
+
+        return validate if every and held is not None else None
+
+    def _copy_numbers(self) -> Any:
+        return copy.deepcopy(self.trainer.model.state_dict())
+
     def _make_entry(self, rank_run: RankRun, epoch: int, averages: dict[str, Any]) -> dict[str, Any]:
         """Add the entry of an epoch to the history, after its validation."""
         spec, trainer = self._spec, self.trainer
         entry: dict[str, Any] = {"epoch": epoch, "train": averages}
         if rank_run.held is not None or spec.checkpoint_path is not None or spec.restore_best:
             trainer.synchronize()
-        if rank_run.held is not None:
+        if self.progress.within and self.progress.is_patience_over:  # the epoch has ended right after it
+            entry["validation"] = self.progress.within.pop()
+        elif rank_run.held is not None:
             entry["validation"] = trainer.evaluate(rank_run.held)
         trainer.meter.end_epoch(to_averages(entry))
-        self.progress.add(entry, lambda: copy.deepcopy(trainer.model.state_dict()))
-        trainer.stepper.rates.end_epoch(entry, self.progress.get_loss(entry))
+        self.progress.add(entry, self._copy_numbers)
+        trainer.stepper.rates.end_epoch(entry)
         return entry
 
     def _record(self, entry: dict[str, Any]) -> None:
@@ -155,10 +179,10 @@ class Training:
         record_epoch(self._spec, entry)
         self._recorded = len(self.progress.history)
 
-    def _report(self, entry: dict[str, Any]) -> None:
+    def _report(self, entry: dict[str, Any], place: str = "") -> None:
         """Print a line about an epoch's entry at the driver."""
         if hvd.rank() == 0 and self._spec.verbose:
-            log_to_driver(describe_epoch(entry, self._spec.epochs))
+            log_to_driver(describe_epoch(entry, self._spec.epochs) + place)
 
     def _save(self, rank_run: RankRun, ranks: list[dict[str, Any]], cursor: Cursor | None = None) -> None:
         if hvd.rank() == 0:
@@ -186,6 +210,7 @@ class Training:
         assert checkpoint is not None
         again = checkpoint.cursor is not None and checkpoint.cursor.spread != spread
         cursor = None if again else checkpoint.cursor
+        self.progress.within = [] if cursor is None else list(cursor.validations)
         self.trainer.take(checkpoint, within=cursor is not None)
         self.progress.history, self.progress.best = list(checkpoint.history), checkpoint.best
         if hvd.rank() == 0 and spec.verbose:

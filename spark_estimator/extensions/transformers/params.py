@@ -159,7 +159,7 @@ ESTIMATOR = (
                 "shuffle",
             ),
             *("run_id", "resume_on_other_rows", "checkpoint_every_steps", "checkpoint_every_seconds"),
-            *("early_stopping_patience", "restore_best", "use_gpu"),
+            *("early_stopping_patience", "restore_best", "monitor", "mode", "use_gpu"),
             *("backward_passes_per_step", "mlflow", "materialize"),
         )
     ),

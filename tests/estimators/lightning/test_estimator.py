@@ -287,6 +287,11 @@ class Old(Line):
             "callbacks are Callbacks of lightning.pytorch, as the model is; one was <b",
         ),
         ({"data_module": Line()}, ValueError, r"data_module is not supported, got .*data\.loader\(batch_size\)"),
+        (
+            {"model": torch.compile(Line())},
+            ValueError,
+            "model was wrapped by torch.compile: pass the module itself, and compile=True",
+        ),
         ({"num_gpus": 2}, ValueError, "num_gpus=2: each process has one GPU; ask for more of them by num_proc"),
         ({"trainer_args": {"strategy": "ddp"}}, ValueError, r"trainer_args\['strategy'\] = 'ddp' is not taken: the ra"),
         (

@@ -410,6 +410,40 @@ def test_arguments_of_the_trainer(results: list[dict[str, Any]], folder: Path) -
     assert "own_loss" in metrics.read_text()
 
 
+def compiled_alone(rank: int, folder: str) -> list[bool]:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    plainly, learner = trained(folder, module()), module()
+    compiled = trained(folder, learner, compile={"backend": backend})
+    had = len(graphs)
+    # The largest loss is that of the first epoch.
+    chosen = {"monitor": "own_loss", "mode": "max", "restore_best": True, "validation_steps": 1}
+    best = trained(folder, module(), chosen)
+    first = trained(folder, module(), {"epochs": 1})
+    torch._dynamo.reset()  # the same graph has been compiled above
+    net = linear()
+    trained(folder, net, compile={"backend": backend}, **plain(net))
+    weights = [torch.cat([value.reshape(-1) for value in numbers_of(each).values()]) for each in (best, first, plainly)]
+    return [
+        had > 1,
+        len(graphs) > had,
+        alike(compiled, plainly),
+        learner.batches == 3 * -(-(ROWS - 41) // 8),
+        torch.equal(weights[0], weights[1]),
+        not torch.equal(weights[0], weights[2]),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_module_is_compiled_and_what_it_logs_chooses_the_best(folder: Path) -> None:
+    assert run_ranks(1, compiled_alone, 300, args=(str(folder),)) == [[True] * 6]
+
+
 def rates_of_epochs(rank: int, folder: str, epochs: int, **parts: Any) -> tuple[list[float], list[float], list[str]]:
     """The rates of a run's epochs, its schedule's last, and what is logged of rates."""
     import logging

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 from spark_estimator import DataError
 from spark_estimator.collectives import context
 from spark_estimator.estimators.persistence import checkpoint
-from spark_estimator.estimators.persistence.checkpoint import Checkpoint, TrainingProgress, describe_epoch
+from spark_estimator.estimators.persistence.checkpoint import Checkpoint, describe_epoch
 from spark_estimator.estimators.persistence.run_identity import Identity
 from spark_estimator.estimators.torch.checkpoint import TorchForm
 from spark_estimator.store import Store
@@ -102,25 +101,6 @@ def test_a_checkpoint_that_is_damaged_is_not_gone_on_from(tmp_path: Path, reques
         file.write_bytes(content)
         with pytest.raises(DataError, match=f"runs/run/checkpoint is not a checkpoint that this .*({words})"):
             load(Spec(), {}, TorchForm())  # type: ignore[arg-type]
-
-
-def entry(epoch: int, loss: float, **more: Any) -> dict[str, Any]:
-    return {"epoch": epoch, "train": {"loss": loss, "all_metrics": []}, **more}
-
-
-def test_the_best_epoch_is_kept_and_patience_ends_a_training() -> None:
-    progress = TrainingProgress(patience=2, restore_best=True)
-    assert not progress.is_over
-    for epoch, loss in enumerate((3.0, 1.0, math.nan)):
-        progress.add(entry(epoch, loss), lambda epoch=epoch: epoch)  # type: ignore[misc]
-        assert not progress.is_over
-    progress.add(entry(3, 1.0), lambda: 3)
-    assert progress.is_over and progress.best == 1, "an equal loss is no better one"
-
-
-def test_the_loss_of_validation_is_watched_if_there_is_one() -> None:
-    assert TrainingProgress.get_loss(entry(0, 1.0)) == 1.0
-    assert TrainingProgress.get_loss(entry(0, 1.0, validation={"loss": 2.0})) == 2.0
 
 
 def test_lines_of_the_log() -> None:

@@ -100,6 +100,14 @@ def test_steps_that_are_skipped_may_be_among_the_first_rows() -> None:
     assert TorchTrial(replace(parts, recipe=StepRecipe(skips=True))).run(spoiled, FIELDS) == (1,)
 
 
+def test_channels_last_is_for_images() -> None:
+    net = nn.Linear(3, 1)
+    recipe = StepRecipe(channels_last=True)
+    parts = TorchParts(net, torch.optim.SGD(net.parameters(), 0.1), [nn.MSELoss()], [1.0], [[]], recipe=recipe)
+    with pytest.raises(DataError, match=r"channels_last=True needs images.*inputs were x: float32\[-1, 3\]"):
+        TorchTrial(parts).run(rows(), FIELDS)
+
+
 def test_the_label_whose_loss_fails_is_named() -> None:
     with pytest.raises(LabelError) as caught:
         run(nn.Linear(3, 2), nn.CrossEntropyLoss())  # whose labels are integers

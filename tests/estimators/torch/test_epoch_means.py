@@ -50,7 +50,7 @@ def test_batches_count_by_their_rows() -> None:
     assert averages["loss"] == 4.0
     assert averages["metrics"]["wrong"] == pytest.approx(1 / 3)
     again = EpochMeans(parts)
-    again.restore(sums.sums)
+    again.restore(sums.get_state())
     assert (again.rows, again.loss, again.compute_averages()) == (3, 4.0, averages)
 
 
@@ -82,5 +82,5 @@ def test_the_loss_does_not_depend_on_the_batches(size: int, weight: torch.Tensor
     whole = 0.5 * torch.nn.functional.mse_loss(outputs[0], labels[0]) + 2 * loss(outputs[1], labels[1])
     assert sums.compute_averages()["loss"] == pytest.approx(whole.item())
     again = EpochMeans(parts)
-    again.restore(sums.sums)
+    again.restore(sums.get_state())
     assert again.compute_averages() == sums.compute_averages() and again.loss == pytest.approx(whole.item())

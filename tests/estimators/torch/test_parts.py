@@ -79,7 +79,7 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         (
             {"gradient_clip_norm": 1, "gradient_clip_value": 0.5},
             ValueError,
-            "gradient_clip_norm=1.0 and gradient_clip_value=0.5 exclude each other: set one of them to 0",
+            "gradient_clip_norm=1.0 and gradient_clip_value=0.5 exclude each other: set one to 0",
         ),
         (
             {"gradient_clip_norm": 1, "train_minibatch_fn": lambda a, b, c, d, e, f, g: None},
@@ -107,7 +107,7 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         (
             {"lr_scheduler": "linear", "warmup_steps": 5, "warmup_ratio": 0.1},
             ValueError,
-            "warmup_steps=5 and warmup_ratio=0.1 exclude each other: set one of them",
+            "warmup_steps=5 and warmup_ratio=0.1 exclude each other: set one",
         ),
         (
             {"lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau, "interval": "step"}},
@@ -136,6 +136,18 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
             "'monitor' must be one of train.loss, train.mae; got 'validation.mae'",
         ),
         ({"backend": SparkBackend(), "num_proc": 2}, ValueError, "num_proc and backend can't be combined"),
+        ({"validate_every_steps": 5}, ValueError, "validate_every_steps=5 needs validation"),
+        ({"restore_best": True, "monitor": "train.mae"}, ValueError, "needs mode='max' or mode='min'"),
+        (
+            {"restore_best": True, "monitor": "validation.mae", "mode": "min", "metrics": {"mae": torch.nn.L1Loss()}},
+            ValueError,
+            "monitor must be one of train.loss, train.mae; got 'validation.mae'",
+        ),
+        (
+            {"restore_best": True, "monitor": "train.loss", "validate_every_steps": 5, "validation": 0.5},
+            ValueError,
+            "monitor must be one of validation.loss; got 'train.loss'",
+        ),
     ],
 )
 def test_what_is_missing_is_said_before_anything_starts(

@@ -26,7 +26,7 @@ def in_two_ranks(rank: int) -> tuple[list[dict[str, Any]], list[float]]:
     hvd.init()
     net = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     net[1].running_mean.fill_(rank + 1.0)  # type: ignore[operator, union-attr]
-    states = gather_rank_states(net, CPU, torch.tensor([float(rank)]))
+    states = gather_rank_states(net, CPU, {"sums": torch.tensor([float(rank)])})
     blank = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     take_buffers(blank, states[rank])
     return states, blank[1].running_mean.tolist()  # type: ignore[operator, union-attr]

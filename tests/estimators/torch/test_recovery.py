@@ -18,6 +18,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
 from spark_estimator.collectives import rendezvous
@@ -190,8 +191,13 @@ def with_all_switches(
 ) -> tuple[str, bytes] | None:
     torch.set_num_threads(1)
     values = {"lr_scheduler": "cosine", "warmup_steps": 4, "warmup_ratio": 0.0}
-    recipe = StepRecipe(clip_norm=0.5, schedule=read_schedule(values.__getitem__)[0], skips=True)
-    parts = {"recipe": recipe, "precision": "fp16", "callbacks": [Stopping(stop)]}
+    schedule = read_schedule(values.__getitem__)[0]
+    recipe = StepRecipe(clip_norm=0.5, schedule=schedule, skips=True, validate_every_steps=3)
+    metrics = [torchmetrics.MeanSquaredError(squared=False), torchmetrics.SpearmanCorrCoef()]
+    names = [["rmse", "rho"]]
+    parts = {"recipe": recipe, "precision": "fp16", "metrics": [metrics], "metric_names": names}
+    parts |= {"callbacks": [Stopping(stop)]}
+    changed |= {"monitor": "validation.rho", "mode": "max"}
     result = trained(folder, loss=Spoiled(folder, kills), parts=parts, **changed)
     return None if result is None else (json.dumps(result.history), result.state)
 
@@ -210,12 +216,16 @@ def test_kills_and_resumes_leave_the_numbers_with_every_switch_on(folder: str) -
     undisturbed, resumed = run_ranks(2, resumed_with_all_switches, 240, args=(folder,))[0]
     history = json.loads(undisturbed[0])
     assert all(0 < entry["train"]["skipped_steps"] < 6 for entry in history), history
+    # Of 11 batches, two a step: between two steps.
+    assert [[point["step"] for point in entry["validations"]] for entry in history] == [[4, 6, 10]] * 3
+    rhos = [entry[part]["metrics"]["rho"] for entry in history for part in ("train", "validation")]
+    assert len(set(rhos)) == 6 and all(-1 < rho < 1 for rho in rhos)
     assert json.loads(resumed[0]) == history and resumed[1] == undisturbed[1]
-    kills = [(1, 3, True), (1, 9, True), (0, 20, True)]
-    terms = Terms(2, 2, replace=True, reset_limit=4)
+    kills = [(1, 3, True), (1, 2, False), (1, 9, True), (0, 26, True)]  # the second in a validation within an epoch
+    terms = Terms(2, 2, replace=True, reset_limit=5)
     options = JobOptions(args=(folder, kills), kwargs={"run_id": "killed"})
     results = run_elastic_local(with_all_switches, terms, options)
-    assert [Path(folder, f"killed-{number}").exists() for number in range(3)] == [True] * 3
+    assert [Path(folder, f"killed-{number}").exists() for number in range(4)] == [True] * 4
     assert json.loads(results[0][0]) == history and results[0][1] == undisturbed[1]
 
 

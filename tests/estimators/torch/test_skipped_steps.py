@@ -15,6 +15,7 @@ from torch import nn
 
 import spark_estimator.torch as hvd
 from spark_estimator.data.rank.epoch_rows import Batch
+from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.torch import skipped_steps
 from spark_estimator.estimators.torch.epoch_means import EpochMeans
@@ -22,7 +23,8 @@ from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.skipped_steps import SkippedSteps
 from spark_estimator.estimators.torch.steps.recipe import MOST_SKIPPED, Stepper, StepRecipe
 from spark_estimator.estimators.torch.steps.schedules import read_schedule
-from tests.estimators.specs import X, Y
+from spark_estimator.estimators.torch.trainer import Trainer
+from tests.estimators.specs import spec_of
 from tests.estimators.torch.test_trainer import ROWS, alone, fitted, rows, table
 from tests.torch.rank_pool import RankPool
 
@@ -130,6 +132,48 @@ def test_a_step_that_one_rank_spoils_is_as_if_it_were_not_there(ranks: RankPool,
         torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_200_bad_batches_leave_no_trace(ranks: RankPool, passes: int) -> None:
+    """Bit for bit as a training on the rows without these batches, also in what batch normalization has counted."""
+    steps, size = 420, 4
+    random = numpy.random.default_rng(3)
+    bad = {
+        int(step): (int(random.integers(2)), [math.nan, math.inf, -math.inf, 0.0][int(random.integers(4))])
+        for step in random.choice(steps, 200, replace=False)
+    }
+    # A step is left out with all of its batches.
+    gone = {first + other for step in bad for first in [step - step % passes] for other in range(passes)}
+
+    def check(rank: int) -> Any:
+        features = numpy.random.default_rng(rank).normal(size=(steps * size, 3)).astype(numpy.float32)
+        labels = features.sum(axis=1, keepdims=True)
+
+        def train(chosen: numpy.ndarray[Any, Any], calls: dict[int, float]) -> Any:
+            net = network()
+            optimizer = torch.optim.Adam(net.parameters(), 0.01)
+            values = {"lr_scheduler": "constant", "warmup_steps": 20, "warmup_ratio": 0.0}
+            recipe = StepRecipe(skips=True, clip_norm=1.0, schedule=read_schedule(values.__getitem__)[0])
+            parts = TorchParts(net, optimizer, [Spoiling(calls)], [1.0], [[nn.L1Loss()]], recipe=recipe)
+            spec = spec_of(framework=parts, batch_size=size, backward_passes_per_step=passes, shuffle=False, epochs=1)
+            trainer = Trainer(spec)
+            rows = RankRows(([features], [labels]), chosen, (len(chosen),) * 2, rank)
+            result = trainer.train(rows, 0, 0, lambda *_: None)
+            return result, {name: value.tolist() for name, value in net.state_dict().items()}, optimizer.state_dict()
+
+        every = numpy.arange(steps * size)
+        spoiled = train(every, {step: how for step, (of, how) in bad.items() if of == rank})
+        kept = train(every[~numpy.isin(every // size, list(gone))], {})
+        return spoiled, kept
+
+    for (spoiled, state, optimizer), (kept, same, other) in ranks.run(check):
+        assert spoiled.pop("skipped_steps") == len(gone) // passes and not kept.pop("skipped_steps")
+        assert state == same and spoiled == kept
+        for mine, theirs in zip(optimizer["state"].values(), other["state"].values(), strict=True):
+            assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
 def test_ranks_that_step_alone_skip_alone(ranks: RankPool, rows: str) -> None:
     def check(rank: int) -> Any:
         net, loss = network(), Spoiling({2: math.nan} if rank else {})
@@ -214,7 +258,8 @@ def test_rank_and_rows_are_named(monkeypatch: pytest.MonkeyPatch, spoil: str, wo
         loss = net(torch.from_numpy(batch.matrices[0])).square().sum()
         return BadGradient.apply(loss) if spoil == "gradient" else loss
 
-    skipped = SkippedSteps(sums, net, (X, Y), compute, 2)
+    monkeypatch.setattr(skipped_steps, "_MOST_REPORTS", 2)
+    skipped = SkippedSteps(sums, net, spec_of(verbose=1), compute)
     skipped.begin()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     outputs = torch.tensor([[1.0], [math.nan if spoil == "outputs" else 1.0]])
@@ -230,4 +275,4 @@ def test_rank_and_rows_are_named(monkeypatch: pytest.MonkeyPatch, spoil: str, wo
         skipped.note(batch, torch.tensor(loss), [outputs])
         skipped.undo(0, done)
     assert len(lines) == 3 and "batch 4" in lines[1]
-    assert lines[2] == "rank 0 reports no further skipped steps: the history counts skipped_steps"
+    assert lines[2] == "rank 0 reports no more of them: the history counts skipped_steps"

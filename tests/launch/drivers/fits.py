@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torchmetrics
 from sessions import session
 from torch import nn
 
@@ -76,8 +77,13 @@ def folds(frame):
     from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
     assembler = VectorAssembler(inputCols=["a", "b"], outputCol="both")
-    made = estimator(feature_cols=["both"], prediction_col="prediction", num_proc=1, epochs=8)
-    grid = ParamGridBuilder().addGrid(made.learning_rate, [0.2]).build()
+    steps = {"validation": 0.2, "restore_best": True, "monitor": "validation.mae", "mode": "min"}
+    metrics = {"mae": torchmetrics.MeanAbsoluteError()}
+    made = estimator(
+        feature_cols=["both"], prediction_col="prediction", num_proc=1, epochs=12, metrics=metrics, **steps
+    )
+    grid = ParamGridBuilder().baseOn({made.warmup_steps: 3, made.gradient_clip_norm: 1.0, made.validate_every_steps: 2})
+    grid = grid.addGrid(made.learning_rate, [0.4]).addGrid(made.lr_scheduler, ["cosine"]).build()
     validated = CrossValidator(
         estimator=Pipeline(stages=[assembler, made]),
         estimatorParamMaps=grid,

@@ -78,7 +78,7 @@ def trained(folder: str, **changed: Any) -> Any:
         "checkpoint_steps": 3,
         "run_id": "run",
         "source": FileRows(rows, RowEncoder(("x", "y"), (x, y))),
-        "framework": TorchParts(net, optimizer, [loss], [1.0], [[nn.L1Loss()]], **more),
+        "framework": TorchParts(net, optimizer, [loss], [1.0], **{"metrics": [[nn.L1Loss()]], **more}),
     }
     return train(TrainSpec(**{**parameters, **changed}))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
 from spark_estimator import TorchEstimator
@@ -64,3 +65,40 @@ def test_folds_over_a_pipeline(flowers: DataFrame, estimator: Make, tmp_path: Pa
     loaded = CrossValidatorModel.load(str(tmp_path / "tuned"))
     assert evaluator.evaluate(loaded.transform(flowers)) == evaluator.evaluate(best.transform(flowers)) > 0.8
     assert [list(grid_point.values()) for grid_point in loaded.getEstimatorParamMaps()] == [[0.5]]
+
+
+@pytest.mark.timeout(400)
+def test_the_options_of_steps_are_in_grids(flowers: DataFrame, estimator: Make) -> None:
+    """Numbers and names: where all gradients are clipped to nothing, the model stays always wrong."""
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.feature import StringIndexer
+    from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
+
+    net = nn.Linear(2, 2)
+    net.load_state_dict({"weight": torch.tensor([[-1.0, 1.0], [1.0, -1.0]]), "bias": torch.zeros(2)})
+    made: Any = estimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.5),
+        loss=nn.CrossEntropyLoss(),
+        metrics={"accuracy": torchmetrics.classification.MulticlassAccuracy(2)},
+        feature_cols=["a", "b"],
+        label_cols=["label"],
+        prediction_col="prediction",
+        num_proc=1,
+        epochs=20,
+        validation=0.25,
+        restore_best=True,
+        monitor="validation.accuracy",
+        mode="max",
+        verbose=0,
+    )
+    indexer = StringIndexer(inputCol="kind", outputCol="label", stringOrderType="alphabetAsc")
+    rows = indexer.fit(flowers).transform(flowers)
+    names = {made.warmup_ratio: 0.1, made.on_nonfinite: "skip", made.validate_every_steps: 1}
+    grid = ParamGridBuilder().baseOn({**names, made.lr_scheduler: "cosine"})
+    grid = grid.addGrid(made.gradient_clip_norm, [1e-9, 1.0]).build()
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    split = TrainValidationSplit(estimator=made, estimatorParamMaps=grid, evaluator=evaluator, seed=4).fit(rows)
+    for grid_point, accuracy in zip(grid, split.validationMetrics, strict=True):
+        assert (accuracy > 0.8) if grid_point[made.gradient_clip_norm] == 1.0 else (accuracy < 0.2), grid_point
+    assert split.bestModel.getHistory()[0]["validations"][0]["step"] == 1

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class StepRecipe:
         skips: leave out steps whose joint gradient is not finite.
         compile: arguments of torch.compile; None: the model is not compiled.
         channels_last: the memory format of weights and inputs of images.
+        validate_every_steps: batches between validations within an epoch; 0: there are none. It changes no step.
     """
 
     clip_norm: float = 0.0
@@ -43,6 +44,7 @@ class StepRecipe:
     skips: bool = False
     compile: Mapping[str, Any] | None = None
     channels_last: bool = False
+    validate_every_steps: int = field(default=0, compare=False)
 
     @classmethod
     def from_parameters(cls, value: Callable[[str], Any]) -> StepRecipe:
@@ -60,8 +62,9 @@ class StepRecipe:
             clip_value=value("gradient_clip_value"),
             schedule=read_schedule(value)[0],
             skips=value("on_nonfinite") == "skip",
-            compile=_read_compile(value("compile")),
+            compile=read_compile(value("compile")),
             channels_last=value("channels_last"),
+            validate_every_steps=value("validate_every_steps") or 0,
         )
 
     def check_schedule(
@@ -71,7 +74,8 @@ class StepRecipe:
         value: Callable[[str], Any],
         metric_names: Iterable[Iterable[str]],
     ) -> None:
-        """Check the schedule on the driver; warn of one that is made for another number of steps.
+        """Check the schedule, and what validations are compared by, on the driver; warn of a schedule that is made for
+        another number of steps.
 
         Args:
             scheduler: if the user has made it.
@@ -82,12 +86,17 @@ class StepRecipe:
         Raises:
             TypeError, ValueError: the schedule makes no scheduler, or one that cannot move that way.
         """
-        epochs = value("epochs") or 1
+        epochs, has_validation = value("epochs") or 1, value("validation") is not None
+        names = list(itertools.chain.from_iterable(metric_names))
+        if self.validate_every_steps and not has_validation:
+            raise ValueError(f"validate_every_steps={self.validate_every_steps} needs validation.")
+        parts = ("train",) * (not self.validate_every_steps) + ("validation",) * has_validation
+        check_monitor("monitor", value("monitor"), names, parts)
         if self.schedule is not None:
             scheduler = scheduler or try_schedule(self.schedule, optimizer, epochs)
             check_movement(self.schedule, scheduler)
-            names = itertools.chain.from_iterable(metric_names)
-            check_monitor(self.schedule, names, has_validation=value("validation") is not None)
+            parts = ("train",) + ("validation",) * has_validation
+            check_monitor("lr_scheduler: 'monitor'", self.schedule.monitor, names, parts)
         if self.schedule is None or not self.schedule.by_step:
             from spark_estimator.estimators.torch.advice import warn_of_schedule  # it imports pyspark
 
@@ -95,7 +104,8 @@ class StepRecipe:
 
     def describe(self) -> list[str]:
         """Return ``name=value`` for each choice that is not the default, which a run that resumes must have, too."""
-        return [f"{item.name}={value}" for item in fields(self) if (value := getattr(self, item.name)) != item.default]
+        chosen = {item.name: getattr(self, item.name) for item in fields(self) if item.compare}
+        return [f"{name}={value}" for name, value in chosen.items() if value != getattr(PLAIN, name)]
 
 
 #: This number of skipped steps in a row is an error. A scaler's first scales are too large, and skip some.
@@ -104,7 +114,7 @@ MOST_SKIPPED = 25
 PLAIN = StepRecipe()
 
 
-def _read_compile(value: bool | Mapping[str, Any]) -> Mapping[str, Any] | None:
+def read_compile(value: bool | Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the arguments of torch.compile.
 
     Raises:

@@ -15,6 +15,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from spark_estimator.estimators.checks import describe_value
+from spark_estimator.estimators.training_progress import find_number
 from spark_estimator.torch.rates import multiply_groups, multiply_schedules
 
 #: What a rate is multiplied with after the warm-up, at a share of the steps that follow it.
@@ -228,18 +229,13 @@ class Rates:
         else:
             self._unmoved += 1
 
-    def end_epoch(self, entry: Mapping[str, Any], loss: float) -> None:
-        """Move the rates after an epoch.
-
-        Args:
-            entry: of the history.
-            loss: that is watched where nothing else is.
-        """
+    def end_epoch(self, entry: Mapping[str, Any]) -> None:
+        """Move the rates after an epoch, whose entry of the history this is."""
         schedule = self._schedule
         if schedule is None or schedule.by_step or self.scheduler is None:
             return
         if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(find_number(entry, schedule.monitor) if schedule.monitor else loss)
+            self.scheduler.step(find_number(entry, schedule.monitor))
         else:
             self._move()
 
@@ -269,25 +265,14 @@ class Rates:
             self.scheduler.load_state_dict(content)
 
 
-def check_monitor(schedule: RateSchedule, metrics: Iterable[str], *, has_validation: bool) -> None:
+def check_monitor(label: str, monitor: str | None, metrics: Iterable[str], parts: Iterable[str]) -> None:
     """Raise ValueError for a monitor that is no number of the history.
 
     Args:
+        label: what it is, for the message.
         metrics: their names.
+        parts: of an entry of the history.
     """
-    parts = ("train", "validation") if has_validation else ("train",)
     known = [f"{part}.{name}" for part in parts for name in ("loss", *metrics)]
-    if schedule.monitor and schedule.monitor not in known:
-        raise ValueError(f"lr_scheduler: 'monitor' must be one of {', '.join(known)}; got {schedule.monitor!r}.")
-
-
-def find_number(entry: Mapping[str, Any], name: str) -> float:
-    """Return a number of an epoch: "train.loss", "validation.accuracy".
-
-    Raises:
-        KeyError: the entry of the history has none of this name.
-    """
-    part, _, key = name.partition(".")
-    results = entry[part]
-    number: float = results["loss"] if key == "loss" else results["metrics"][key]
-    return number
+    if monitor and monitor not in known:
+        raise ValueError(f"{label} must be one of {', '.join(known)}; got {monitor!r}.")

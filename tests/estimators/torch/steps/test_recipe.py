@@ -218,7 +218,7 @@ def test_a_plateau_looks_at_the_number_that_it_is_told() -> None:
     rates = Rates(schedule, scheduler, optimizer)
     for accuracy, rate in ((0.5, 1.0), (0.6, 1.0), (0.6, 0.5), (0.7, 0.5), (0.1, 0.25)):
         rates.end_step(taken=True)
-        rates.end_epoch({"train": {"loss": 1}, "validation": {"loss": 1, "metrics": {"accuracy": accuracy}}}, 1.0)
+        rates.end_epoch({"train": {"loss": 1}, "validation": {"loss": 1, "metrics": {"accuracy": accuracy}}})
         assert optimizer.param_groups[0]["lr"] == rate
 
 
@@ -320,3 +320,9 @@ def test_the_model_is_compiled_and_in_its_memory_format() -> None:
     assert graphs and formats[2:] and all(formats[2:]) and loss == pytest.approx(plain, rel=1e-5)
     assert net.image.weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr]
     assert list(net.state_dict()) == ["image.weight", "image.bias"]
+    graphs.clear()
+    line = nn.Sequential(nn.Linear(3, 1))
+    recipe = StepRecipe(compile={"backend": backend})
+    parts = TorchParts(line, torch.optim.SGD(line.parameters(), 0.1), [nn.MSELoss()], [1.0], [[]], recipe=recipe)
+    Trainer(spec_of(framework=parts)).model(torch.ones(2, 3))
+    assert graphs, "also a module of torch.nn's own"
