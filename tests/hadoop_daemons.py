@@ -31,7 +31,7 @@ _COORDINATES = {
     "bcpkix-jdk18on-1.82.jar": "org.bouncycastle:bcpkix-jdk18on:1.82",
     "bcutil-jdk18on-1.82.jar": "org.bouncycastle:bcutil-jdk18on:1.82",
 }
-_START_SECONDS = 180
+_START_SECONDS = 400
 _MAIN_CLASSES = {
     "namenode": "org.apache.hadoop.hdfs.server.namenode.NameNode",
     "datanode": "org.apache.hadoop.hdfs.server.datanode.DataNode",
@@ -73,6 +73,7 @@ class Hadoop:
 
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._settings: dict[str, Mapping[str, Any]] = {}
         # Below the range that outgoing connections take their ports from.
         self._ports = iter(random.SystemRandom().sample(range(12_000, 30_000), 400))
         self.conf = folder / "conf"
@@ -121,6 +122,10 @@ class Hadoop:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def restart(self, name: str) -> None:
+        """Start a killed daemon again, at its addresses; do not wait for it."""
+        self._start(name, self._settings[name])
+
     def log(self, name: str) -> str:
         """Return what a daemon has logged."""
         return (self._folder / "logs" / f"{name}.log").read_text(errors="replace")
@@ -156,7 +161,11 @@ class Hadoop:
         self._start("namenode")
         self._start(
             "datanode-0",
-            {"dfs.datanode.data.dir": self._folder / "data"}
+            {
+                "dfs.datanode.data.dir": self._folder / "data",
+                # As of a busy cluster: the name node hears late of new blocks.
+                "dfs.blockreport.incremental.intervalMsec": 700,
+            }
             | {
                 f"dfs.datanode.{part}": f"127.0.0.1:{self._port()}"
                 for part in ("address", "http.address", "ipc.address")
@@ -208,18 +217,19 @@ class Hadoop:
             )
 
     def _start(self, name: str, settings: Mapping[str, Any] | None = None) -> None:
+        self._settings[name] = settings or {}
         command = [
             # A run of tests that is killed leaves no daemon.
             *(("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()),
             "java",
-            "-Xmx512m",
+            "-Xmx256m",
             "-XX:TieredStopAtLevel=1",
             f"-Dlog4j2.configurationFile={self.conf}/log4j2.properties",
         ]
         command += ["--add-opens=java.base/java.lang=ALL-UNNAMED", "-cp", self._classpath]
         # Behind the class: Hadoop takes its settings from arguments, not from Java's properties.
         command += [_MAIN_CLASSES[name.split("-")[0]], *(f"-D{key}={value}" for key, value in (settings or {}).items())]
-        with open(self._folder / "logs" / f"{name}.log", "wb") as log:
+        with open(self._folder / "logs" / f"{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
                 command,
                 stdout=log,

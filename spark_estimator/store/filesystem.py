@@ -19,6 +19,7 @@ from spark_estimator.errors import PreflightError
 from spark_estimator.posix import IS_WINDOWS
 from spark_estimator.security import file_modes
 from spark_estimator.store import in_place
+from spark_estimator.store.hdfs_client import open_hdfs
 from spark_estimator.store.replacement import discard_leftovers, replace_file
 from spark_estimator.store.run_views import RunViews
 
@@ -294,6 +295,8 @@ class FilesystemStore(RunViews, Store):
         match = _SCHEME.match(path)
         scheme = _SCHEMES.get(match[1], match[1]) if match else "file"
         try:
+            if scheme in ("hdfs", "viewfs"):
+                return open_hdfs(path, self.storage_options), path
             import fsspec
 
             # The URL has the host, and for some kinds a user, a port or an account.

@@ -41,7 +41,7 @@ def _list_candidates(extra_conf: Mapping[str, str]) -> Iterator[tuple[str, str |
     """Yield each source that may name the default file system, and its value; the first one is used."""
     yield "extra_conf", _find_first(extra_conf)
     yield "the Spark session", _read_from_session()
-    for source, folder in _list_configuration_folders():
+    for source, folder in list_configuration_folders():
         file = Path(folder) / "core-site.xml"
         yield f"{file} ({source})", _read_from_file(file)
 
@@ -50,7 +50,8 @@ def _find_first(properties: Mapping[str, str]) -> str | None:
     return next((properties[key] for key in _KEYS if key in properties), None)
 
 
-def _list_configuration_folders() -> Iterator[tuple[str, str]]:
+def list_configuration_folders() -> Iterator[tuple[str, str]]:
+    """Yield where Hadoop's files may be: why there, and the folder."""
     folder, home = os.environ.get("HADOOP_CONF_DIR"), os.environ.get("HADOOP_HOME")
     if folder:
         yield "HADOOP_CONF_DIR", folder

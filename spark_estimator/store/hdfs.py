@@ -9,17 +9,17 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from spark_estimator.errors import PreflightError
 from spark_estimator.store.filesystem import FilesystemStore, register_kind
 from spark_estimator.store.hadoop import find_default_filesystem
+from spark_estimator.store.hdfs_client import check_client
 
 _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*):(?://(?P<authority>[^/]*))?(?P<path>/.*)?")
-# The file systems that libhdfs serves; other file systems are fsspec's own.
-_BY_LIBHDFS = ("hdfs://", "viewfs://")
+# Other file systems are fsspec's own.
+_OF_HDFS = ("hdfs://", "viewfs://")
 
 
 class HDFSStore(FilesystemStore):
-    """A store on HDFS, by fsspec over pyarrow, which needs libhdfs (a Hadoop client) on every host.
+    """A store on HDFS, by PyPI's hdfs-native, or else by pyarrow over libhdfs (a Hadoop client), on every host.
 
     A path without a host is on Hadoop's default file system, ``fs.defaultFS``: of `extra_conf`, of the Spark session,
     or of ``core-site.xml`` in ``HADOOP_CONF_DIR``, ``HADOOP_HOME/etc/hadoop`` or a folder of ``CLASSPATH``. It is found
@@ -29,15 +29,16 @@ class HDFSStore(FilesystemStore):
     Args:
         prefix_path: ``hdfs://host:port/path``, ``hdfs:///path`` or ``/path``.
         host, port: of the name node, in place of those of the default file system.
-        user, kerb_ticket, extra_conf: of pyarrow's HadoopFileSystem.
-        driver: libhdfs is the only one.
+        user, kerb_ticket: of HDFS. By hdfs-native a process has one of each, for all its stores.
+        extra_conf: settings of Hadoop's client.
+        driver: 'libhdfs', Horovod's default: chooses nothing.
         temp_dir: without effect, except for a warning.
 
     The other arguments are as in `FilesystemStore`; their paths may have each of the forms above.
 
     Raises:
         ValueError: the path has another form, or an argument cannot be used with this file system.
-        PreflightError: there is no default file system, or it is the local one.
+        PreflightError: there is no default file system, or it is the local one; neither client is installed here.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class HDFSStore(FilesystemStore):
         **kwargs: Any,
     ) -> None:
         if driver != "libhdfs":
-            raise ValueError(f"driver={driver!r}: 'libhdfs' is the only one that pyarrow still has.")
+            raise ValueError(
+                f"driver={driver!r}: 'libhdfs' alone is accepted; hdfs-native is used where it is installed."
+            )
         if temp_dir is not None:
             warnings.warn(f"temp_dir={temp_dir!r} has no effect: files are written directly.", stacklevel=2)
         host = None if host == "default" else host
@@ -69,8 +72,10 @@ class HDFSStore(FilesystemStore):
             self._root, user = f"{scheme}://{authority}", user_of_url
         arguments = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
         options: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
-        if self._root.startswith(_BY_LIBHDFS):
-            options["host"], options["port"] = _split_address(scheme, authority)
+        if self._root.startswith(_OF_HDFS):
+            port_text = authority.partition(":")[2]
+            if port_text and not port_text.isdigit():
+                raise ValueError(f"{self._root}: the port is a number.")
         elif options:
             raise ValueError(
                 f"{', '.join(options)}: for HDFS only; the default file system is {self._root}. Use "
@@ -137,19 +142,13 @@ class HDFSStore(FilesystemStore):
         return False
 
     def _check(self) -> None:
-        if not self._root.startswith(_BY_LIBHDFS):  # a connection by libhdfs costs seconds: it is made when needed
+        if self._root.startswith(_OF_HDFS):  # a connection costs seconds: it is made when needed
+            check_client(self._root)
+        else:
             super()._check()
 
     def _open_filesystem(self, path: str) -> tuple[Any, str]:
-        url = self.get_full_path(path)
-        if not self._root.startswith(_BY_LIBHDFS):
-            return super()._open_filesystem(url)
-        try:
-            import fsspec
-
-            return fsspec.filesystem("hdfs", **self.storage_options), url
-        except ImportError as error:
-            raise PreflightError(f"{path}: {error}. pip install fsspec and pyarrow.") from error
+        return super()._open_filesystem(self.get_full_path(path))
 
 
 register_kind(HDFSStore.matches, HDFSStore)
@@ -161,13 +160,3 @@ def _parse_url(path: str) -> re.Match[str] | None:
     if match is None and not path.startswith("/"):
         raise ValueError(f"{path!r}: HDFSStore has hdfs://host:port/path, hdfs:///path or /path.")
     return match
-
-
-def _split_address(scheme: str, authority: str) -> tuple[str, int]:
-    """Return the host and port as pyarrow has them; 0: a name service, whose ports the Hadoop configuration has."""
-    if scheme != "hdfs":
-        return f"{scheme}://{authority}", 0
-    host, _, port = authority.partition(":")
-    if port and not port.isdigit():
-        raise ValueError(f"hdfs://{authority}: the port is a number.")
-    return host, int(port or 0)
