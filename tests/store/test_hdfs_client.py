@@ -113,7 +113,9 @@ def test_a_user(hadoop: Hadoop) -> None:
     assert re.fullmatch(2 * denied, try_as("alice", f"{hadoop.uri}/private"))
     assert "done None\ndone b'<?xml" in try_as("root", f"{hadoop.uri}/private")
     assert HDFSStore("/private").exists("/private/new")
-    with pytest.raises(PreflightError, match="has one user in a process, and it is the default, not alice. Give all stores"):
+    with pytest.raises(
+        PreflightError, match="has one user in a process, and it is the default, not alice. Give all stores"
+    ):
         HDFSStore("/private", user="alice").exists("/private/new")
     with pytest.raises(PreflightError, match="replication: hdfs-native has user, kerb_ticket and extra_conf"):
         HDFSStore("/private", storage_options={"replication": 1}).exists("/private/new")
