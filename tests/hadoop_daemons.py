@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,10 @@ class Hadoop:
         resource_manager: the address of its REST API, or "" without YARN.
     """
 
+    #: Of all addresses.
+    host = "127.0.0.1"
+    java_options: Sequence[str] = ()
+
     def __init__(self, folder: Path, jars: Path) -> None:
         import pyspark
 
@@ -92,7 +96,7 @@ class Hadoop:
     def run_class(self, main_class: str, *arguments: str, user: str = "") -> subprocess.CompletedProcess[str]:
         """Run a Java program of Hadoop's client, such as FsShell, as this HDFS user; the caller reads its exit code."""
         return subprocess.run(
-            ["java", "-XX:TieredStopAtLevel=1", "-cp", self._classpath, main_class, *arguments],
+            ["java", "-XX:TieredStopAtLevel=1", *self.java_options, "-cp", self._classpath, main_class, *arguments],
             env={**os.environ, **self.environ(), **({"HADOOP_USER_NAME": user} if user else {})},
             capture_output=True,
             text=True,
@@ -131,11 +135,11 @@ class Hadoop:
         return (self._folder / "logs" / f"{name}.log").read_text(errors="replace")
 
     def _start_hdfs(self) -> None:
-        (self._folder / "logs").mkdir(parents=True)
+        (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         self.conf.mkdir()
         (self.conf / "log4j2.properties").write_text(_LOGGING)
-        self.uri = f"hdfs://127.0.0.1:{self._port()}"
-        self._name_node = f"127.0.0.1:{self._port()}"
+        self.uri = f"hdfs://{self.host}:{self._port()}"
+        self._name_node = f"{self.host}:{self._port()}"
         (self._folder / "disk").mkdir()
         # Not linkMergeSlash: Spark's own writers fail there with FileNotFoundException.
         targets = {"view": f"{self.uri}/viewed", "disk": f"file://{self._folder}/disk"}
@@ -224,6 +228,7 @@ class Hadoop:
             "java",
             "-Xmx256m",
             "-XX:TieredStopAtLevel=1",
+            *self.java_options,
             f"-Dlog4j2.configurationFile={self.conf}/log4j2.properties",
         ]
         command += ["--add-opens=java.base/java.lang=ALL-UNNAMED", "-cp", self._classpath]
@@ -285,9 +290,9 @@ def _answer(url: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def start_hadoop(folder: Path, *, yarn: bool = False) -> Iterator[Hadoop]:
+def start_hadoop(folder: Path, *, yarn: bool = False, kind: type[Hadoop] = Hadoop) -> Iterator[Hadoop]:
     """Start HDFS, and YARN if asked for, with all its files below this folder; kill the daemons at the end."""
-    hadoop = Hadoop(folder, skip_without_jars())
+    hadoop = kind(folder, skip_without_jars())
     try:
         hadoop._start_hdfs()
         if yarn:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a program on YARN with the packed environment. Not tried on YARN.
+# Runs a program on YARN with the packed environment. Tests run a similar command, not this one.
 #
 #   docker/yarn/submit.sh environment.tar.gz docker/demo.py function
 set -eu

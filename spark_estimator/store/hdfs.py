@@ -73,8 +73,7 @@ class HDFSStore(FilesystemStore):
         arguments = {"user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
         options: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
         if self._root.startswith(_OF_HDFS):
-            port_text = authority.partition(":")[2]
-            if port_text and not port_text.isdigit():
+            if not (authority.partition(":")[2] or "0").isdigit():
                 raise ValueError(f"{self._root}: the port is a number.")
         elif options:
             raise ValueError(

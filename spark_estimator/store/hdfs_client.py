@@ -1,7 +1,7 @@
 """HDFS as a file system of fsspec's: by PyPI's hdfs-native, which needs no Java, or by pyarrow over libhdfs.
 
 With hdfs-native each call ends: after `_LIMIT` it raises, and an absent name node is tried again for about a minute.
-Errors have one line, with the path. A child of ``fork`` loads the library anew, since the threads of its parent's copy
+Errors have one line, with the path. A child of ``fork`` loads the library again, since the threads of its parent's copy
 are not there.
 """
 
@@ -12,10 +12,11 @@ import ctypes.util
 import importlib.util
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
 from importlib.machinery import ExtensionFileLoader
@@ -32,6 +33,7 @@ _PIECE = 16 << 20
 _SETTINGS = {"dfs.client.failover.max.attempts": "6"}
 # hdfs-native takes them from the process's variables, at each connection.
 _VARIABLES = {"user": "HADOOP_USER_NAME", "kerb_ticket": "KRB5CCNAME"}
+_TOKEN_FILE = "HADOOP_TOKEN_FILE_LOCATION"
 _NOT_MOUNTED = "hdfs://this-path-is-not-mounted.invalid:1"
 _JAVA_ERROR = re.compile(r'RPCError\("(?:[\w$]+\.)*([\w$]+)", "(.*)"\)', re.DOTALL)
 # By process: what a process has made does not work in its children.
@@ -75,7 +77,7 @@ def open_hdfs(url: str, options: Mapping[str, Any]) -> Any:
     conf = {**_SETTINGS, **(options.get("extra_conf") or {})}
     key = os.getpid(), url, *sorted(conf.items())
     if key not in _filesystems:
-        # With no address of its own: what it would connect to is replaced.
+        # The address has no effect: what would connect to it is replaced.
         filesystem: Any = HdfsFileSystem("localhost", 1, skip_instance_cache=True)
         filesystem.client.inner = _Client(url, conf)
         _filesystems[key] = filesystem
@@ -85,8 +87,7 @@ def open_hdfs(url: str, options: Mapping[str, Any]) -> Any:
 def _connect_by_libhdfs(url: str, options: Mapping[str, Any]) -> Any:
     from fsspec.implementations.arrow import HadoopFileSystem
 
-    scheme, _, authority = url.partition("://")
-    host, _, port = authority.partition(":")
+    scheme, host, port = (*url.replace("://", ":").split(":"), "")[:3]
     # 0: a name service, whose ports the Hadoop configuration has.
     return HadoopFileSystem(host if scheme == "hdfs" else url, int(port or 0) if scheme == "hdfs" else 0, **options)
 
@@ -103,8 +104,22 @@ def _choose_user(url: str, options: Mapping[str, Any]) -> None:
             os.environ[variable] = str(value)
 
 
+def _find_token_address(url: str) -> str:
+    """Return the URL with the IP address for which the process's file of Hadoop's tokens has one, or as it is.
+
+    Hadoop writes the address into a token, and hdfs-native looks for the words of the URL.
+    """
+    scheme, host, port = (*url.replace("://", ":").split(":"), "")[:3]
+    with contextlib.suppress(OSError):
+        tokens = Path(os.environ[_TOKEN_FILE]).read_bytes() if port and _TOKEN_FILE in os.environ else b""
+        for address in {str(item[4][0]) for item in socket.getaddrinfo(host, None)} if tokens else ():
+            if f"{address}:{port}".encode() in tokens:
+                return f"{scheme}://{address}:{port}"
+    return url
+
+
 def _load_library() -> Any:
-    """Return hdfs-native's own module: in a child of ``fork`` a new copy, with threads of its own."""
+    """Return hdfs-native's own module: in a child of ``fork`` a new copy, with other threads."""
     from hdfs_native import _internal
 
     if _libraries.setdefault(os.getpid(), _internal) is _internal and len(_libraries) > 1:
@@ -125,8 +140,7 @@ def _call(where: str, function: Callable[..., Any], *arguments: Any) -> Any:
     while True:
         result: Future[Any] = Future()
         threading.Thread(target=_fulfil, args=(result, function, arguments), daemon=True, name="hdfs").start()
-        with contextlib.suppress(Exception):
-            result.exception(max(0.0, end - time.monotonic()))
+        wait((result,), max(0.0, end - time.monotonic()))
         if not result.done():
             raise TimeoutError(f"{where}: HDFS has not answered within {_LIMIT.total_seconds():g} s.")
         error = result.exception()
@@ -152,19 +166,22 @@ def _translate(where: str, error: BaseException) -> OSError:
     if match := _JAVA_ERROR.fullmatch(text):
         kind = PermissionError if match[1] == "AccessControlException" else OSError
         text = f"{match[1]}: {match[2]}"
+    if re.search("GSSAPIError|InvalidToken|NoSASLMechanism", text):
+        words = re.findall('"([^"]*)"', text) or [text]
+        kind, text = PermissionError, f"{words[-1]}. Run kinit, or spark-submit with --principal and --keytab."
     lines = text.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"').splitlines()
     return kind(f"{where}: {' '.join(line for line in lines if not line.startswith(chr(9)))}")
 
 
 class _Client:
-    """Stand for hdfs-native's client, with calls that end and errors that name the path."""
+    """hdfs-native's client, with calls that end and errors that name the path."""
 
     def __init__(self, url: str, conf: Mapping[str, str]) -> None:
         self._url = url
         folder = next((folder for _, folder in list_configuration_folders() if os.path.isdir(folder)), None)
         fallback = {f"fs.viewfs.mounttable.{url.partition('://')[2]}.linkFallback": _NOT_MOUNTED}
         # Then, of a host that is no name service, Hadoop's default port, and of a view, the paths that are not mounted.
-        for address, more in ((url, {}), (f"{url}:8020", {}), (url, fallback)):
+        for address, more in ((_find_token_address(url), {}), (f"{url}:8020", {}), (url, fallback)):
             try:
                 new = _load_library().RawClient
                 self._raw = _call(url, new, address, {**more, **conf}, folder, None, None, None)
@@ -188,7 +205,7 @@ class _Client:
 
 
 class _Reader:
-    """Stand for hdfs-native's reader of a file."""
+    """hdfs-native's reader of a file."""
 
     def __init__(self, where: str, raw: Any) -> None:
         self._where, self._raw = where, raw
@@ -197,19 +214,19 @@ class _Reader:
         return partial(_call, self._where, getattr(self._raw, name))
 
     def read(self, count: int) -> bytes:
-        """Return so many bytes, or, by -1, all that are left."""
+        """Return this number of bytes, or, by -1, all that are left."""
         left = count if count >= 0 else int(self._raw.file_length())
         pieces: list[bytes] = []
-        while left > 0 and (not pieces or pieces[-1]):
-            pieces.append(_call(self._where, self._raw.read, min(left, _PIECE)))
-            left -= len(pieces[-1])
+        while left > 0 and (piece := _call(self._where, self._raw.read, min(left, _PIECE))):
+            pieces.append(piece)
+            left -= len(piece)
         return b"".join(pieces)
 
 
 class _Writer:
-    """Stand for hdfs-native's writer of a file.
+    """hdfs-native's writer of a file.
 
-    It ends with a block, and another one goes on: hdfs-native does not wait until the name node has heard of the blocks
+    It ends with a block, and another one appends: hdfs-native does not wait until the name node has heard of the blocks
     before, and then fails with NotReplicatedYetException.
     """
 
@@ -233,10 +250,6 @@ class _Writer:
             _call(self._where, self._raw.write, piece)
             self._is_open, self._left, view = True, self._left - len(piece), view[len(piece) :]
         return count
-
-    def hsync(self) -> None:
-        """Let readers see what was written."""
-        _call(self._where, self._raw.hsync)
 
     def close(self) -> None:
         """End the file, unless it has failed."""
