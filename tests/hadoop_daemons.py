@@ -178,12 +178,12 @@ class Hadoop:
 
     def _start_yarn(self) -> None:
         parts = ("address", "scheduler.address", "resource-tracker.address", "admin.address", "webapp.address")
-        addresses = {f"yarn.resourcemanager.{part}": f"127.0.0.1:{self._port()}" for part in parts}
+        addresses = {f"yarn.resourcemanager.{part}": f"{self.host}:{self._port()}" for part in parts}
         self.resource_manager = f"http://{addresses['yarn.resourcemanager.webapp.address']}"
         self._write(
             "yarn-site",
             {
-                "yarn.resourcemanager.hostname": "127.0.0.1",
+                "yarn.resourcemanager.hostname": self.host,
                 **addresses,
                 "yarn.nodemanager.resource.memory-mb": 6144,
                 "yarn.nodemanager.resource.cpu-vcores": 4,
@@ -217,7 +217,7 @@ class Hadoop:
             folders = {f"yarn.nodemanager.{part}-dirs": self._folder / f"{part}{index}" for part in ("local", "log")}
             self._start(
                 f"nodemanager-{index}",
-                folders | {f"yarn.nodemanager.{part}": f"127.0.0.1:{self._port()}" for part in addresses_of_node},
+                folders | {f"yarn.nodemanager.{part}": f"{self.host}:{self._port()}" for part in addresses_of_node},
             )
 
     def _start(self, name: str, settings: Mapping[str, Any] | None = None) -> None:

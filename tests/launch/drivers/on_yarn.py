@@ -6,7 +6,9 @@ parts. Also a module ``of_files``, which ``--py-files`` brings.
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -41,20 +43,40 @@ def rows():
     return spark.read.parquet(f"{folder}/rows").count()
 
 
-def fit():
-    from spark_estimator.store import HDFSStore
-
-    store = HDFSStore(f"{folder}/store")
+def make_estimator(store, run_id):
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     estimator = TorchEstimator(model=model, loss=torch.nn.MSELoss(), optimizer=optimizer, feature_cols=["x"])
-    estimator = estimator.setLabelCols(["y"]).setNumProc(2).setEpochs(3).setBatchSize(10).setStore(store)
-    trained = estimator.setRunId("fit").fit(spark.read.parquet(f"{folder}/rows"))
+    return estimator.setLabelCols(["y"]).setNumProc(2).setBatchSize(10).setStore(store).setRunId(run_id)
+
+
+def fit():
+    from spark_estimator.store import HDFSStore
+
+    store = HDFSStore(f"{folder}/store")
+    trained = make_estimator(store, "fit").setEpochs(3).fit(spark.read.parquet(f"{folder}/rows"))
     trained.write().overwrite().save(f"{folder}/model")
     loaded = TorchModel.load(f"{folder}/model")
     frame = loaded.transform(spark.read.parquet(f"{folder}/rows"))
     return len(trained.getHistory()), store.exists(store.get_checkpoint_path("fit")), frame.count()
+
+
+def outlive():
+    """The first attempt's application master is killed after a checkpoint; it is the parent of this process."""
+    from spark_estimator.store import HDFSStore
+
+    store = HDFSStore(f"{folder}/store")
+
+    def kill():
+        while not store.exists(store.get_checkpoint_path("outlive")):
+            time.sleep(0.1)
+        os.kill(os.getppid(), signal.SIGKILL)
+
+    if os.environ["CONTAINER_ID"].endswith("_01_000001"):
+        threading.Thread(target=kill, daemon=True).start()
+    trained = make_estimator(store, "outlive").setEpochs(200).fit(spark.read.parquet(f"{folder}/rows"))
+    return len(trained.getHistory())
 
 
 def train(root):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -126,3 +127,15 @@ def test_all_parts(hadoop: Hadoop, tmp_path: Path, mode: str) -> None:
     assert application["finalStatus"] == "SUCCEEDED"
     logs = read_logs(hadoop, application["id"])
     assert "a line of rank 0" in (logs if mode == "cluster" else driver.output())
+
+
+def test_the_application_master_is_killed(hadoop: Hadoop, tmp_path: Path) -> None:
+    """YARN starts the program again, and its run continues after the last checkpoint."""
+    result = tmp_path / "result.json"
+    arguments = (f"/killed/{time.time_ns()}", str(result), "rows", "outlive")
+    with submit(hadoop, tmp_path, "cluster", *arguments, settings={"spark.yarn.maxAppAttempts": "2"}) as driver:
+        assert driver.process.wait(800) == 0, driver.output()[-6000:]
+    assert json.loads(result.read_text()) == {"rows": 200, "outlive": 200}
+    assert re.search(
+        r"run 'outlive' continues after epoch [1-9]", read_logs(hadoop, list_applications(hadoop)[0]["id"])
+    )
