@@ -47,10 +47,13 @@ class KerberosHadoop(Hadoop):
         """Return where a user's ticket is: the value of KRB5CCNAME."""
         return f"FILE:{self._folder}/{user}.cache"
 
+    def keytab(self, name: str) -> str:
+        """Return the file with the key of a user or a service."""
+        return str(self._folder / f"{name.partition('/')[0]}.keytab")
+
     def log_in(self, user: str, *options: str) -> None:
-        """Get a ticket for a user, for a day, or as kinit's options say."""
-        keytab = self._folder / f"{user.partition('/')[0]}.keytab"
-        self._run("kinit", *options, "-k", "-t", str(keytab), user, KRB5CCNAME=self.cache(user.partition("/")[0]))
+        """Get a ticket for a user, for a day, or as kinit's options have it."""
+        self._run("kinit", *options, "-k", "-t", self.keytab(user), user, KRB5CCNAME=self.cache(user.partition("/")[0]))
 
     def run_as(self, user: str, main_class: str, *arguments: str) -> str:
         """Return what a Java program of Hadoop's client prints for a user with a ticket; raise if it fails."""
@@ -73,8 +76,7 @@ class KerberosHadoop(Hadoop):
         )
         self._run("kdb5_util", "create", "-s", "-r", _REALM, "-P", "master")
         for name in _SERVICES + _USERS:
-            keytab = self._folder / f"{name.partition('/')[0]}.keytab"
-            for query in (f"addprinc -randkey {name}", f"ktadd -k {keytab} {name}"):
+            for query in (f"addprinc -randkey {name}", f"ktadd -k {self.keytab(name)} {name}"):
                 self._run("kadmin.local", "-r", _REALM, "-q", query)
         with open(self._folder / "logs" / "kdc.log", "wb") as log:
             self._processes["kdc"] = subprocess.Popen(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import getpass
 import json
 import re
-import subprocess
-import sys
 import time
 import urllib.request
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +17,12 @@ pytest.importorskip("pyspark")
 pytest.importorskip("torch")
 pytest.importorskip("hdfs_native")
 
+from spark_estimator.store import HDFSStore
 from tests.hadoop_daemons import Hadoop, start_hadoop
-from tests.launch import clusters
+from tests.launch.yarn import PARTS, submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PARTS = {
-    "run": [0, "of --py-files", "container"],
-    "rows": 200,
-    "fit": [3, True, 200],
-    "loop": [0, 10],
-    "petastorm": 200,
-}
 DYNAMIC = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -46,55 +37,6 @@ def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hadoop]:
         yield running
 
 
-@contextlib.contextmanager
-def submit(
-    hadoop: Hadoop, tmp_path: Path, mode: str, *arguments: str, settings: Mapping[str, str] | None = None
-) -> Iterator[clusters.Driver]:
-    """Run the program on YARN until the end of the block; its result is in the file ``result.json``."""
-    archive = tmp_path / "of_files.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("of_files.py", "def text():\n    return 'of --py-files'\n")
-    java = hadoop.environ()["JAVA_HOME"]
-    conf = {
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "512m",
-        # In cluster mode the driver's Python, with torch, is in it.
-        "spark.driver.memoryOverhead": "2g",
-        "spark.yarn.jars": f"local:{clusters.SPARK_HOME}/jars/*",
-        "spark.yarn.appMasterEnv.JAVA_HOME": java,
-        "spark.yarn.appMasterEnv.PYTHONPATH": str(clusters.ROOT),
-        "spark.executorEnv.JAVA_HOME": java,
-        "spark.executorEnv.PYTHONPATH": str(clusters.ROOT),
-        "spark.pyspark.python": sys.executable,
-        "spark.yarn.am.memory": "512m",
-        "spark.executor.memory": "512m",
-        "spark.executor.memoryOverhead": "1g",
-        "spark.executor.instances": "2",
-        "spark.executor.cores": "1",
-        "spark.sql.shuffle.partitions": "2",
-        **(settings or {}),
-    }
-    command = [f"{clusters.SPARK_HOME}/bin/spark-submit", "--master", "yarn", "--deploy-mode", mode]
-    command += [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-    command += ["--py-files", str(archive), str(clusters.DRIVERS / "on_yarn.py"), *arguments]
-    log = tmp_path / f"submit-{mode}-{time.monotonic_ns()}.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=file,
-            text=True,
-            start_new_session=True,
-            env=clusters.environment(**hadoop.environ()),
-            cwd=tmp_path,
-        )
-    try:
-        yield clusters.Driver(process, log)
-    finally:
-        clusters.kill_group(process)
-
-
 def list_applications(hadoop: Hadoop) -> list[dict[str, Any]]:
     """Return what YARN's list has of each application, the last one first."""
     with urllib.request.urlopen(f"{hadoop.resource_manager}/ws/v1/cluster/apps", timeout=30) as answer:
@@ -103,14 +45,15 @@ def list_applications(hadoop: Hadoop) -> list[dict[str, Any]]:
 
 
 def read_logs(hadoop: Hadoop, application: str) -> str:
-    """Return the aggregated logs of an application's containers, once they are there."""
+    """Return the aggregated logs of an application, once those of both NodeManagers are there."""
+    folder = f"{hadoop.uri}/logs/{getpass.getuser()}/bucket-logs-tfile/{application[-4:]}/{application}"
+    store = HDFSStore(folder)
     deadline = time.monotonic() + 120
     while True:
-        main = "org.apache.hadoop.yarn.client.cli.LogsCLI"
-        text = hadoop.run_class(main, "-applicationId", application).stdout
-        if "End of LogType:stdout" in text or time.monotonic() > deadline:
-            return text
-        time.sleep(2)
+        paths = [entry.path for entry in store.entries(folder) if not entry.path.endswith(".tmp")]
+        if len(paths) == 2 or time.monotonic() > deadline:
+            return b"".join(map(store.read, paths)).decode(errors="replace")
+        time.sleep(1)
 
 
 @pytest.mark.parametrize("mode", ["client", "cluster"])
@@ -125,8 +68,7 @@ def test_all_parts(hadoop: Hadoop, tmp_path: Path, mode: str) -> None:
     # In cluster mode YARN has got the name before the program runs.
     assert application["name"] == ("rows of a cluster" if mode == "client" else "on_yarn.py")
     assert application["finalStatus"] == "SUCCEEDED"
-    logs = read_logs(hadoop, application["id"])
-    assert "a line of rank 0" in (logs if mode == "cluster" else driver.output())
+    assert "a line of rank 0" in read_logs(hadoop, application["id"])
 
 
 def test_the_application_master_is_killed(hadoop: Hadoop, tmp_path: Path) -> None:
@@ -137,5 +79,6 @@ def test_the_application_master_is_killed(hadoop: Hadoop, tmp_path: Path) -> Non
         assert driver.process.wait(800) == 0, driver.output()[-6000:]
     assert json.loads(result.read_text()) == {"rows": 200, "outlive": 200}
     assert re.search(
-        r"run 'outlive' continues after epoch [1-9]", read_logs(hadoop, list_applications(hadoop)[0]["id"])
+        r"run 'outlive' resumes from its checkpoint after epoch [1-9]",
+        read_logs(hadoop, list_applications(hadoop)[0]["id"]),
     )
