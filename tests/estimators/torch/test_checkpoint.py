@@ -185,8 +185,13 @@ def test_a_rank_killed_while_it_saves_is_named_and_leaves_nothing(
 def test_a_store_on_hadoop_s_default_file_system(
     line: DataFrame, estimator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank is killed as it submits the second checkpoint; a torn one is left; then the run resumes."""
+    """By libhdfs. A rank is killed as it submits the second checkpoint; a torn one is left; then the run resumes."""
     variables = stand_in(tmp_path)
+    (tmp_path / "hdfs_native.py").write_text("raise ImportError\n")
+    monkeypatch.setitem(sys.modules, "hdfs_native", None)
+    variables["PYTHONPATH"] = os.pathsep.join(
+        [str(tmp_path), os.environ.get("PYTHONPATH", str(Path(__file__).parents[3]))]
+    )
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(core_site(tmp_path / "conf", fs__defaultFS="hdfs://default:8020")))
