@@ -63,7 +63,7 @@ class ByTorchDistributor:
 
             return predict
 
-        shape = [[len(job.COLUMNS)]]
+        shape: list[list[int] | None] = [[len(job.COLUMNS)]]
         predict = predict_batch_udf(
             make_predict, return_type=types.FloatType(), batch_size=4096, input_tensor_shapes=shape
         )

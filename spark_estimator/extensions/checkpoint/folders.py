@@ -90,8 +90,8 @@ def find_marks(store: FilesystemStore, root: str) -> dict[int, str]:
         entries = store.entries(root)
     except FileNotFoundError:
         return {}
-    found = [(_MARK.fullmatch(posixpath.basename(entry.path)), entry.path) for entry in entries]
-    return {int(match[1]): path for match, path in found if match is not None}
+    matches = [(_MARK.fullmatch(posixpath.basename(entry.path)), entry.path) for entry in entries]
+    return {int(match[1]): path for match, path in matches if match is not None}
 
 
 def mark_beginning(store: FilesystemStore, root: str, generation: int) -> None:
