@@ -56,6 +56,7 @@ class Readable:
         shape: of a row's array, where a function of the user's makes it and has been seen to; None: it is just long.
         kept: ``uint8`` where a function makes arrays of bytes: pixels, which the spool keeps so; else empty.
         ids: the number of ids of a column of categories, which become ids where the column is read; 0: it has none.
+        decoded: as in `Field.decoded`.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Readable:
     shape: tuple[int, ...] | None = None
     kept: str = ""
     ids: int = 0
+    decoded: str = ""
 
     @property
     def takes_nulls(self) -> bool:

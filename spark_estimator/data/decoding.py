@@ -31,6 +31,16 @@ class Decoder:
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
 
+    @classmethod
+    def of_trained(cls, name: str, function: Callable[[bytes], Any], kind: str) -> Decoder:
+        """Return the decoder of a training, whose arrays were of this kind.
+
+        Args:
+            kind: as in `Field.decoded`; a type alone leaves the shape open, and nothing both.
+        """
+        known = numpy.dtype(kind or None)
+        return cls(name, function, known.shape if "(" in kind else None, known.base.name if kind else None)
+
     def decode(self, column: pyarrow.Array, row: int = 0, source: str = "this rank's rows") -> tuple[Decoder, Array]:
         """Decode some rows.
 

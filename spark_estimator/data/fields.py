@@ -34,6 +34,8 @@ class Field:
             rows have arrays of just that width. Empty: None for all.
         stored: the type of the values in the spool, where that is a smaller one: ``uint8``; empty: `dtype`.
         dates: [columns] whether it holds dates, whose numbers are days; empty: none does.
+        decoded: [columns] numpy's type of a row's array that a decoder made in the training, with its shape:
+            ``(2, 3)uint8``; "" for other columns. Empty: not known.
     """
 
     names: tuple[str, ...]
@@ -44,6 +46,7 @@ class Field:
     padding: tuple[float | None, ...] = ()
     stored: str = ""
     dates: tuple[bool, ...] = field(default=(), repr=False)  # a checkpoint knows the fields of its training by repr
+    decoded: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if sum(self.widths) != math.prod(self.shape):

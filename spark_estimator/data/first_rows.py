@@ -33,6 +33,7 @@ def fit_decoders(
             dtype = "int64" if decoder.dtype == "int64" else "float32"
             kept = "uint8" if decoder.dtype == "uint8" else ""
             column = replace(column, is_array=bool(decoder.shape), dtype=dtype, shape=decoder.shape, kept=kept)
+            column = replace(column, decoded=f"{decoder.shape}{decoder.dtype}" if decoder.dtype else "")
         result.append(column)
     fitted = {decoder.name: decoder for decoder in known.decoders.values()}
     batch = pyarrow.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

@@ -344,13 +344,14 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         left = iter(names)
         fields = tuple(replace(field, names=tuple(next(left) for _ in field.names)) for field in trained)
         columns = [column for field in trained for column in field.columns]
-        stored = [field.stored or None for field in trained for _ in field.columns]
+        # Of a model of an earlier version, or with a transformation, only bytes are known to be such.
+        made = [kind for each in trained for kind in each.decoded or (each.stored,) * len(each.columns)]
         functions, numbers = self._value("decoders") or {}, self._value("null_values") or {}
         categories = make_encoders(self._value("categories"))
         decoders, ids, nulls = {}, {}, {}
-        for name, trained_name, column, dtype in zip(names, trained_names, columns, stored, strict=True):
+        for name, trained_name, column, kind in zip(names, trained_names, columns, made, strict=True):
             if trained_name in functions:
-                decoders[column] = Decoder(name, functions[trained_name], dtype=dtype)
+                decoders[column] = Decoder.of_trained(name, functions[trained_name], kind)
             if trained_name in categories:
                 ids[column] = replace(categories[trained_name], name=name)
             if trained_name in numbers:

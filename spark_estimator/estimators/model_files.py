@@ -151,6 +151,8 @@ def _read_inputs(manifest: Manifest, least: int) -> list[Field]:
                 raise ValueError("names and columns are texts, widths and shape whole numbers of 1 or more")
             numpy.dtype(field.stored_dtype)
             numpy.dtype(field.dtype)
+            if len([numpy.dtype(kind or None) for kind in field.decoded]) not in (0, len(field.columns)):
+                raise ValueError("decoded and columns are not as many")
         except (TypeError, ValueError) as error:
             raise manifest.make_error("inputs", f"has an invalid field {saved}: {error}") from error
         fields.append(field)

@@ -27,7 +27,8 @@ def test_a_column_has_the_shape_and_type_of_its_decoder(
     batch, encoder, columns = fit_decoders(rows, [IMAGE, N], RowEncoder(("image", "n"), decoders={"image": decoder}))
     image, n = columns
     assert (image.shape, image.dtype, image.kept, image.is_array) == (shape, column_dtype, kept, bool(shape))
-    assert n is N and batch.column("c1").to_pylist() == [1, 2]
+    assert numpy.dtype(image.decoded) == numpy.dtype((dtype, shape)) and not n.decoded
+    assert n == N and batch.column("c1").to_pylist() == [1, 2]
     assert numpy.array(batch.column("c0").to_pylist()).reshape(2, *shape).max() == ord("b")
     assert (encoder.decoders["image"].shape, encoder.decoders["image"].dtype) == (shape, dtype)
     assert encoder.columns == ("image", "n"), "the names of the files, not those of the first rows"

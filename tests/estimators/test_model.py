@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,31 @@ def test_names_that_several_columns_have(spark: SparkSession) -> None:
         with pytest.raises(DataError, match=words):
             model.copy({model.feature_columns: [name]}).transform(spark.sql(f"select {columns}"))
     assert "y__output" in model.transform(spark.sql("select 1.0D as `x``y.z`, 2 as other, 3 as Other")).columns
+
+
+def test_decoders_are_those_of_the_training(tmp_path: Path) -> None:
+    """Whichever row comes first: numbers of JSON, arrays of single precision that become doubles, and shapes."""
+
+    def model(decoded: str, function: Any, floating: str) -> TorchModel:
+        made = TorchModel(
+            model=torch.nn.Identity(),
+            inputs=[Field(("raw",), ("c0",), (2,), floating, (2,), decoded=(decoded,))],
+            outputs=[2],
+            label_types=["double"],
+            feature_columns=["raw"],
+            label_columns=["y"],
+            decoders={"raw": function},
+        )
+        made.save(str(tmp_path / decoded))
+        return TorchModel.load(str(tmp_path / decoded), decoders={"raw": function})
+
+    numbers = model("(2,)float64", json.loads, "float32")
+    assert numbers.predict({"raw": [b"[1,2]", b"[1.5,2]"]}).tolist() == [[1, 2], [1.5, 2]]
+    single = model("(2,)float32", numpy.frombuffer, "float64")
+    alone = single.predict({"raw": [numpy.array([0.1, 0.2]).tobytes()]})
+    assert alone.tolist() == numpy.array([[0.1, 0.2]], numpy.float32).astype(float).tolist()
+    with pytest.raises(DataError, match=r"returned an array of shape \[2, 1\] in row 0 of a batch of rows, and \[2\]"):
+        model("(2,)int64", lambda text: numpy.array(json.loads(text))[:, None], "float32").predict({"raw": [b"[1,2]"]})
 
 
 @pytest.mark.slow

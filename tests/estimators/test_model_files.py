@@ -112,7 +112,8 @@ def test_categories_are_json(tmp_path: Path) -> None:
 def test_dates_and_the_time_zone_are_json(tmp_path: Path) -> None:
     """A folder that was written before there were any is read, too."""
     path = tmp_path / "model"
-    field = Field(("day", "x"), ("c0", "c1"), (1, 1), "float32", (2,), dates=(True, False))
+    kinds = ("", "(1,)uint8")
+    field = Field(("day", "x"), ("c0", "c1"), (1, 1), "float32", (2,), dates=(True, False), decoded=kinds)
     metadata = ModelMetadata({}, [field], [1], ["float"], zone="Asia/Kolkata")
     names = {"feature_columns": ["day", "x"], "label_columns": ["y"]}
     TorchModel(model=nn.Linear(2, 1), _metadata=metadata, **names).save(str(path))
@@ -120,7 +121,11 @@ def test_dates_and_the_time_zone_are_json(tmp_path: Path) -> None:
     assert loaded._known.zone == "Asia/Kolkata" and loaded._inputs == (field,)
     file = path / "spark_estimator.json"
     manifest = json.loads(file.read_text())
-    del manifest["time_zone"], manifest["inputs"][0]["dates"]
+    manifest["inputs"][0]["decoded"] = ["float32"]
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="decoded and columns are not as many"):
+        TorchModel.load(str(path))
+    del manifest["time_zone"], manifest["inputs"][0]["dates"], manifest["inputs"][0]["decoded"]
     file.write_text(json.dumps(manifest))
     loaded = TorchModel.load(str(path))
     assert loaded._known.zone == "UTC" and loaded._inputs[0].holds_dates == (False, False)
