@@ -70,7 +70,7 @@ class KeptRows(RowEncoder):
         dtypes: Sequence[str] | None = None,
     ) -> pyarrow.RecordBatch:
         """Return the rows' bytes; see `RowEncoder.to_numbers`."""
-        values = [_to_plain(batch.column(name)) for name in self.columns]
+        values = [_to_plain(name, batch.column(name)) for name in self.columns]
         width = self.fields[0].width
         matrix = numpy.zeros((batch.num_rows, width), numpy.uint8)
         for number, items in enumerate(zip(*values, strict=True)):
@@ -155,11 +155,13 @@ def get_read_type(kind: pyarrow.DataType) -> pyarrow.DataType:
     return _to_numbers(pyarrow.array([], kind)).type
 
 
-def _to_plain(array: pyarrow.Array) -> list[Any]:
+def _to_plain(name: str, array: pyarrow.Array) -> list[Any]:
     """Return [rows] values that `marshal` writes."""
     array = _to_numbers(array)
     kind = array.type
     if is_list(kind):
+        if not pyarrow.types.is_floating(kind.value_type) and array.flatten().null_count:
+            raise DataError(f"column {name!r} holds null inside of an array, for which only floats have a value.")
         dtype = kind.value_type.to_pandas_dtype()
         return [
             None if value is None else numpy.asarray(value, dtype).tobytes()

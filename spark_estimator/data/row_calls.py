@@ -9,16 +9,42 @@ import numpy
 import pyarrow
 
 from spark_estimator.data.decoding import describe_failure
-from spark_estimator.data.fields import Array
+from spark_estimator.data.fields import Array, is_list
 from spark_estimator.data.numbers import get_kind, to_numbers
 from spark_estimator.errors import DataError
 
 
 def to_rows(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> list[dict[str, Any]]:
-    """Return [rows] what the function receives: numpy's scalars and arrays, texts, bytes by column; None for null."""
+    """Return [rows] what the function receives: numpy's scalars and arrays, texts, bytes by column; None for null.
+
+    Raises:
+        DataError: see `check_whole`.
+    """
+    for name, column in columns.items():
+        if not isinstance(column, list) and is_list(column.type):
+            check_whole(name, column.flatten())
     values = {name: _to_values(column) for name, column in columns.items()}
     count = len(next(iter(values.values()), []))
     return [{name: column[row] for name, column in values.items()} for row in range(count)]
+
+
+def check_whole(name: str, column: pyarrow.Array) -> None:
+    """Refuse whole numbers that would be rounded because null is beside them: numpy and pandas have doubles then.
+
+    Args:
+        name: of the column, for the message.
+
+    Raises:
+        DataError: there are such numbers.
+    """
+    if column.null_count and pyarrow.types.is_integer(column.type):
+        try:
+            column.cast(pyarrow.float64())
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(
+                f"column {name!r} holds null, and whole numbers beyond 2**53, which would be rounded for "
+                "transformation_fn: fill or drop the nulls before fit()."
+            ) from error
 
 
 def call_by_row(
@@ -66,15 +92,19 @@ def _to_values(column: pyarrow.Array | list[Array | None]) -> Sequence[Any]:
     if pyarrow.types.is_decimal(kind) or (pyarrow.types.is_struct(kind) and get_kind(kind) == "vector"):
         column = to_numbers(column)
     nested = pyarrow.types.is_nested(column.type)
-    if column.null_count and not nested:
-        values: list[Any] = column.to_pylist()
-        return values
+    if column.null_count and not nested:  # the values have the same types as without null
+        present = iter(column.drop_null().to_numpy(zero_copy_only=False))
+        return [next(present) if valid else None for valid in column.is_valid().to_pylist()]
     array: Sequence[Any] = column.to_numpy(zero_copy_only=False)
     return array
 
 
 def _to_value(value: Any) -> Any:
-    """Return a returned value without a framework: tensors as arrays, those of no extent as numpy's scalars."""
+    """Return a returned value without a framework: tensors as arrays, those of no extent as numpy's scalars; days as
+    dates, of which pandas would make seconds.
+    """
+    if isinstance(value, numpy.datetime64) and numpy.datetime_data(value)[0] == "D":
+        return value.item()
     if hasattr(value, "detach"):
         value = value.detach().cpu()
     if hasattr(value, "__array__"):
@@ -84,6 +114,12 @@ def _to_value(value: Any) -> Any:
 
 
 def _join_values(values: list[Any]) -> list[Any] | Array:
-    if all(isinstance(value, (int, float, numpy.number, numpy.bool_)) for value in values):
-        return numpy.array(values)
-    return values
+    known = [value for value in values if value is not None]
+    if not known or not all(isinstance(value, (int, float, numpy.number, numpy.bool_)) for value in known):
+        return values
+    result = numpy.array(known)
+    if len(known) == len(values):
+        return result
+    with_none = numpy.full(len(values), None)  # not as a list: pandas would round whole numbers
+    with_none[[value is not None for value in values]] = result
+    return with_none

@@ -96,6 +96,14 @@ def test_a_row_that_does_not_fit_is_refused() -> None:
         rows.to_numbers(BATCH.slice(1), 5)
 
 
+def test_null_inside_of_an_array_of_whole_numbers_is_refused() -> None:
+    """It would become the smallest one."""
+    for values in ([[1, 2], [None, 3]], [[True], [None]]):
+        rows = pyarrow.RecordBatch.from_pydict({"v": values})
+        with pytest.raises(DataError, match="column 'v' holds null inside of an array"):
+            kept(rows).to_numbers(rows)
+
+
 def test_types() -> None:
     for column in BATCH.schema:
         check_kept(column.name, column.type)

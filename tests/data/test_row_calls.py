@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy
+import pandas
 import pyarrow
 import pytest
 import torch
 
+from spark_estimator.data.numbers import to_numbers
 from spark_estimator.data.row_calls import call_by_row, to_rows
 from spark_estimator.errors import DataError
 
@@ -28,6 +30,30 @@ def test_a_row_has_numpys_values_and_texts() -> None:
     assert first["text"] == "a" and type(first["label"]) is numpy.int32 and first["price"] == 0.5
     assert first["v"].dtype == numpy.float32 and first["v"].tolist() == [1.0, 2.0] and first["image"].tolist() == [1, 1]
     assert second["text"] is None and second["image"] is None
+
+
+@pytest.mark.parametrize("values", [[1], [1, 2], [1, None], [None, 1]])
+@pytest.mark.parametrize("kind", ["date32", "timestamp", "int64", "float32", "bool_"])
+def test_a_value_is_the_same_beside_null(kind: str, values: list[int | None]) -> None:
+    arrow = pyarrow.timestamp("us", "UTC") if kind == "timestamp" else getattr(pyarrow, kind)()
+    integers = pyarrow.array(values, pyarrow.int32() if kind == "date32" else pyarrow.int64())
+    column, alone = integers.cast(arrow), pyarrow.array([1], integers.type).cast(arrow)
+    rows, one = to_rows({"x": column}), to_rows({"x": alone})[0]
+    given = rows[values.index(1)]["x"]
+    assert type(given) is type(one["x"]) and given == one["x"] and given.dtype == one["x"].dtype
+    returned = call_by_row(lambda row: row, rows, [], 0)["x"]
+    made = pyarrow.array(pandas.Series(returned), from_pandas=True)
+    assert made.is_null().to_pylist() == [value is None for value in values]
+    assert made.type.id == column.type.id or kind == "float32"
+    assert to_numbers(made).cast("float64").to_pylist() == to_numbers(column).cast("float64").to_pylist()
+
+
+def test_large_whole_numbers_stay_as_they_are_beside_null() -> None:
+    large = (1 << 60) + 1
+    returned = call_by_row(lambda row: row, to_rows({"x": pyarrow.array([large, None])}), [], 0)["x"]
+    assert pyarrow.array(pandas.Series(returned), from_pandas=True).to_pylist() == [large, None]
+    with pytest.raises(DataError, match="column 'x' holds null, and whole numbers beyond 2"):
+        to_rows({"x": pyarrow.array([[large], [None, 1]])})
 
 
 def test_tensors_become_arrays_and_numbers() -> None:

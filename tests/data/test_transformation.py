@@ -56,6 +56,17 @@ def test_the_function_receives_numpy_arrays_and_floats() -> None:
     assert {name: shown.words for name, shown in known.shown.items()} == {"sum": "double", "price": "double"}
 
 
+def test_whole_numbers_that_pandas_would_round_beside_null_are_refused() -> None:
+    """Otherwise a row's number would depend on the other rows that are passed with it."""
+    same = Transformation(lambda frame: frame, takes=Takes.FRAME)
+    large, exact = (1 << 60) + 1, 1 << 53
+    assert same.apply({"x": pyarrow.array([large, 1])}, ["x"])[1]["x"].to_pylist() == [large, 1]
+    assert same.apply({"x": pyarrow.array([exact, None])}, ["x"])[1]["x"].to_pylist() == [exact, None]
+    for column in (pyarrow.array([large, None]), pyarrow.array([[large], [None, 1]])):
+        with pytest.raises(DataError, match="column 'x' holds null, and whole numbers beyond 2"):
+            same.apply({"x": column}, ["x"])
+
+
 def test_arrays_keep_the_shape_of_the_first_rows() -> None:
     images = pandas.DataFrame({"x": [numpy.zeros((2, 3), numpy.uint8), numpy.ones((2, 3), numpy.uint8)]})
     known, results = Transformation(lambda rows: images).apply({}, ["x"])
