@@ -69,8 +69,12 @@ class FrameSchema(RawSchema):
         return make_readable(self._kinds, name, name in self.decoders)
 
     def get_raw_column(self, name: str) -> Readable:
-        """See `RawSchema.get_raw_column`."""
-        return make_raw(self._kinds, name)
+        """See `RawSchema.get_raw_column`; times without a zone are instants, by the session's zone."""
+        column = make_raw(self._kinds, name)
+        if column.expression is None or column.kind not in ("timestamp_ntz", "array<timestamp_ntz>"):
+            return column
+        kind = column.kind.replace("_ntz", "")
+        return replace(column, expression=column.expression.cast(kind), kind=kind)
 
 
 class FileSchema(RawSchema):

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy
+import pandas
 import pyarrow
 import pytest
 import torch
@@ -267,3 +268,41 @@ def test_training_and_prediction_make_the_same_bits(
     wanted = numpy.concatenate([first[name] for name in _FEATURES], axis=1)[complete]
     for path, matrix in predictions(model, complete_frame).items():
         assert_same(matrix, wanted, path)
+
+
+def _pass_row(row: dict[str, Any]) -> dict[str, Any]:
+    return row
+
+
+def _pass_frame(frame: pandas.DataFrame) -> pandas.DataFrame:
+    return frame
+
+
+@pytest.mark.parametrize("function", [None, _pass_row, _pass_frame])
+def test_a_transformation_that_changes_nothing_changes_no_number(spark: SparkSession, function: Any) -> None:
+    """Days stay days, beside null too; and times without a zone are in that of the session."""
+    day, wall = datetime.date(2020, 2, 29), datetime.datetime(2020, 6, 1, 2, 30)
+    values = [(day, wall, day, wall, 1.0), (day, wall, None, None, 0.0)]
+    frame = spark.createDataFrame(values, "a date, b timestamp_ntz, c date, d timestamp_ntz, y double").coalesce(1)
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/Los_Angeles")
+    try:
+        names = ["a", "b", "c", "d"]
+        estimator = TorchEstimator(feature_cols=names, label_cols=["y"], transformation_fn=function, nulls=7)
+        request = RowRequest.from_parameters(estimator._value, None)
+        choose = partial(choose_source, read_files=False, store=None, size=1)
+        plan = plan_frame(frame, request, EchoTrial(len(names)), choose)
+        assert plan.source.rows is not None
+        matrices = through_feed(plan.source.rows.feed, plan.source.rows.frame)
+        if plan.columns.kept is not None:
+            matrices = list(plan.columns.kept.encode_kept(matrices[0]))
+        options = {name: value for name, value in plan.model_params().items() if name != "null_values"}
+        model = model_of(plan, names, options)
+        predicted = [row.y__output for row in model.transform(frame.where("c is not null")).collect()]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    seconds = wall.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=-7))).timestamp()
+    days = (day - datetime.date(1970, 1, 1)).days
+    trained = [matrix.ravel().tolist() for matrix in matrices[: len(names)]]
+    assert trained == [[days, days], [seconds, seconds], [days, 7], [seconds, 7]]
+    assert [list(row.toArray()) for row in predicted] == [[days, seconds, days, seconds]]
