@@ -29,6 +29,7 @@ _NAMES = {
     "double": "double",
     "bool": "boolean",
     "date32[day]": "date",
+    "date64[ms]": "date",
     "string": "string",
     "large_string": "string",
     "string_view": "string",
@@ -118,8 +119,8 @@ def to_numbers(array: pyarrow.Array) -> pyarrow.Array:
         return _get_vector_values(array)
     if pyarrow.types.is_decimal(kind):
         return array.cast(pyarrow.string()).cast(pyarrow.float64())  # at once, Arrow rounds otherwise than Spark
-    if pyarrow.types.is_date32(kind):
-        return array.cast(pyarrow.int32())
+    if pyarrow.types.is_date(kind):
+        return array.cast(pyarrow.date32()).cast(pyarrow.int32())
     if pyarrow.types.is_timestamp(kind):
         micros = array.cast(pyarrow.timestamp("us", kind.tz), safe=False).cast(pyarrow.int64())
         return pyarrow.compute.divide(micros.cast(pyarrow.float64(), safe=False), 1e6)
@@ -182,7 +183,8 @@ def _fill_nulls(column: pyarrow.Array, number: float, dtype: str) -> pyarrow.Arr
     if pyarrow.types.is_integer(kind) and pyarrow.types.is_floating(column.type):
         kind = column.type  # a fraction that does not fit is to be noticed
     value = numpy.dtype(dtype).type(number)
-    return pyarrow.compute.fill_null(column.cast(kind, safe=False), pyarrow.scalar(value.item()).cast(kind))
+    filling = pyarrow.array([value.item()]).cast(kind, safe=False)[0]
+    return pyarrow.compute.fill_null(column.cast(kind, safe=False), filling)
 
 
 def _get_vector_values(array: pyarrow.Array) -> pyarrow.Array:

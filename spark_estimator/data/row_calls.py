@@ -91,6 +91,8 @@ def _to_values(column: pyarrow.Array | list[Array | None]) -> Sequence[Any]:
     kind = column.type
     if pyarrow.types.is_decimal(kind) or (pyarrow.types.is_struct(kind) and get_kind(kind) == "vector"):
         column = to_numbers(column)
+    if pyarrow.types.is_date64(kind):
+        column = column.cast(pyarrow.date32())
     nested = pyarrow.types.is_nested(column.type)
     if column.null_count and not nested:  # the values have the same types as without null
         present = iter(column.drop_null().to_numpy(zero_copy_only=False))

@@ -77,6 +77,31 @@ def test_nulls_as_spark_has_them() -> None:
     assert mixed == {"c0": [1, 7], "c1": [1.0, 2.0], "marker": [True, None]}
 
 
+def test_a_number_for_nulls_beside_large_whole_numbers() -> None:
+    large = (1 << 60) + 1
+    for kind, dtype in (
+        ("int64", "float32"),
+        ("int64", "float64"),
+        ("uint64", "float32"),
+        ("int64", "int64"),
+        ("float64", "int64"),
+    ):
+        batch = pyarrow.RecordBatch.from_pydict(
+            {"c0": pyarrow.array([large, None]).cast(getattr(pyarrow, kind)(), safe=False)}
+        )
+        filled = apply_null_rules(batch, [(float(1 << 60), dtype)]).column("c0")
+        assert filled.to_pylist() == [large if kind == dtype else 1 << 60, 1 << 60]
+
+
+def test_dates_in_milliseconds_are_days_too() -> None:
+    days = [datetime.date(2020, 2, 29), datetime.date(1969, 12, 31), None]
+    of_days, of_milliseconds = (pyarrow.array(days, kind) for kind in (pyarrow.date32(), pyarrow.date64()))
+    assert get_kind(of_milliseconds.type) == "date"
+    assert to_numbers(of_milliseconds).to_pylist() == to_numbers(of_days).to_pylist()
+    lists = pyarrow.array([days[:2], None], pyarrow.list_(pyarrow.date64()))
+    assert to_numbers(lists).to_pylist() == [to_numbers(of_days).to_pylist()[:2], None]
+
+
 def test_rows_with_all_values_are_the_same_batch_after_dropping() -> None:
     batch = pyarrow.RecordBatch.from_pydict({"c0": [1, 2]})
     assert apply_null_rules(batch, [("drop", "int64")]) is batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import decimal
 import inspect
 from collections import Counter
@@ -58,6 +59,35 @@ def test_predict_without_spark() -> None:
     ):
         with pytest.raises(DataError, match=words):
             model.predict(wrong)
+
+
+def test_predict_reads_arrow_in_all_its_types() -> None:
+    def model(field: Field, decoders: Any = None) -> TorchModel:
+        return TorchModel(
+            model=torch.nn.Identity(),
+            inputs=[field],
+            outputs=[field.width],
+            label_types=["double"],
+            feature_columns=["x"],
+            label_columns=["y"],
+            decoders=decoders,
+        )
+
+    pair = Field(("x",), ("c0",), (2,), "float32", (2,))
+    content = numpy.array([0.5, 2], numpy.float32).tobytes()
+    for kind in ("binary", "large_binary", "binary_view"):
+        if hasattr(pyarrow, kind):
+            table = pyarrow.table({"x": pyarrow.array([content], getattr(pyarrow, kind)())})
+            read = {"x": lambda value: numpy.frombuffer(value, numpy.float32)}
+            assert model(pair, read).predict(table).tolist() == [[0.5, 2.0]]
+            with pytest.raises(DataError, match="column 'x' is of type binary, and models need numbers"):
+                model(pair).predict(table)
+    for kind in ("list_", "large_list", "list_view", "large_list_view"):
+        if hasattr(pyarrow, kind):
+            lists = pyarrow.array([[0.5, 2.0], [1.0, 3.0]], getattr(pyarrow, kind)(pyarrow.float32()))
+            assert model(pair).predict(pyarrow.table({"x": lists})).tolist() == [[0.5, 2.0], [1.0, 3.0]]
+    days = pyarrow.table({"x": pyarrow.array([datetime.date(1970, 1, 3)], pyarrow.date64())})
+    assert model(Field(("x",), ("c0",), (1,), "int64", dates=(True,))).predict(days).tolist() == [[2]]
 
 
 def test_predict_reads_pandas_as_spark_does() -> None:

@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import pandas
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel
+from spark_estimator.data.columns import Readable
 from spark_estimator.data.fields import Field
 from spark_estimator.data.parquet import find_files
+from spark_estimator.data.row_encoder import RowEncoder
 from spark_estimator.estimators.rows.null_values import measure_files, measure_frame
 from spark_estimator.estimators.rows.request import RowRequest
-from spark_estimator.estimators.rows.sampling import sample_files, sample_frame
+from spark_estimator.estimators.rows.sampling import Columns, sample_files, sample_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,6 +108,16 @@ def test_a_sum_beyond_the_largest_double_is_refused(spark: SparkSession) -> None
     frame = spark.createDataFrame([(1e308, 0.5), (1e308, 0.5), (None, 0.5)], "income double, y float")
     with pytest.raises(DataError, match="'income' has no mean: the sum of its values is inf"):
         measure_frame(frame, sample_frame(frame, request_of("mean", ["income"])).columns)
+
+
+@pytest.mark.parametrize("statistic", ["mean", "median"])
+def test_whole_numbers_that_no_double_has(statistic: str, tmp_path: Path) -> None:
+    readable = Readable("age", False, "int64", None, "bigint")
+    columns = Columns((readable,), (), None, None, (), RowEncoder(("age",)), statistics={"age": statistic})
+    for value, rounded in (((1 << 60) + 1, 1 << 60), ((1 << 63) - 1, (1 << 63) - 1024)):
+        pyarrow.parquet.write_table(pyarrow.table({"age": [value, None]}), tmp_path / "rows.parquet")
+        measured = measure_files(find_files(str(tmp_path / "rows.parquet")), columns)
+        assert measured.null_values == {"age": rounded}
 
 
 def test_not_with_a_transformation(frame: DataFrame) -> None:
