@@ -40,7 +40,9 @@ def find_legacy_columns(metadata: pyarrow.parquet.FileMetaData, columns: Sequenc
     if not dates and not int96:
         return []
     leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-    of_int96 = {leaf.path.partition(".")[0] for leaf in leaves if leaf.physical_type == "INT96"}
+    paths = [f"{leaf.path}." for leaf in leaves if leaf.physical_type == "INT96"]
+    names = metadata.schema.to_arrow_schema().names if paths else []  # a column's name may have dots, too
+    of_int96 = {max((name for name in names if path.startswith(f"{name}.")), key=len) for path in paths}
     return [name for name in columns if (int96 if name in of_int96 else dates)]
 
 

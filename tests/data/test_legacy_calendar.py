@@ -107,3 +107,15 @@ def test_the_footer_says_which_calendar_spark_used(tmp_path: Path) -> None:
     assert legacy(False, version="3.5.1", legacyDateTime="") == legacy(True, version="3.5.1", legacyINT96="") == ["t"]
     assert legacy(False, version="3.5.1", legacyINT96="") == legacy(True, version="3.5.1", legacyDateTime="") == []
     check_calendar("x", ["t"], table.slice(0, 0))
+
+
+def test_columns_whose_names_have_dots(tmp_path: Path) -> None:
+    days = pyarrow.array([datetime.date(2020, 1, 1)])
+    times = pyarrow.array([datetime.datetime(1500, 1, 1)], pyarrow.timestamp("us"))
+    lists = pyarrow.ListArray.from_arrays([0, 1], times)
+    table = pyarrow.table({"t.s": times, "t": days, "l.s": lists, "l": pyarrow.ListArray.from_arrays([0, 1], days)})
+    texts = {"org.apache.spark.version": "3.5.1", "org.apache.spark.legacyINT96": ""}
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(table.replace_schema_metadata(texts), path, use_deprecated_int96_timestamps=True)
+    legacy = find_legacy_columns(pyarrow.parquet.read_metadata(path), table.schema.names)
+    assert legacy == ["t.s", "l.s"]
