@@ -182,9 +182,8 @@ def _fill_nulls(column: pyarrow.Array, number: float, dtype: str) -> pyarrow.Arr
     kind = pyarrow.from_numpy_dtype(numpy.dtype(dtype))
     if pyarrow.types.is_integer(kind) and pyarrow.types.is_floating(column.type):
         kind = column.type  # a fraction that does not fit is to be noticed
-    value = numpy.dtype(dtype).type(number)
-    filling = pyarrow.array([value.item()]).cast(kind, safe=False)[0]
-    return pyarrow.compute.fill_null(column.cast(kind, safe=False), filling)
+    value = pyarrow.array([numpy.dtype(dtype).type(number).item()]).cast(kind, safe=False)[0]
+    return pyarrow.compute.fill_null(column.cast(kind, safe=False), value)
 
 
 def _get_vector_values(array: pyarrow.Array) -> pyarrow.Array:

@@ -20,31 +20,26 @@ def to_rows(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> list[d
     Raises:
         DataError: see `check_whole`.
     """
-    for name, column in columns.items():
-        if not isinstance(column, list) and is_list(column.type):
-            check_whole(name, column.flatten())
+    check_whole({name: each for name, each in columns.items() if isinstance(each, list) or is_list(each.type)})
     values = {name: _to_values(column) for name, column in columns.items()}
     count = len(next(iter(values.values()), []))
     return [{name: column[row] for name, column in values.items()} for row in range(count)]
 
 
-def check_whole(name: str, column: pyarrow.Array) -> None:
+def check_whole(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> None:
     """Refuse whole numbers that would be rounded because null is beside them: numpy and pandas have doubles then.
-
-    Args:
-        name: of the column, for the message.
 
     Raises:
         DataError: there are such numbers.
     """
-    if column.null_count and pyarrow.types.is_integer(column.type):
-        try:
-            column.cast(pyarrow.float64())
-        except pyarrow.ArrowInvalid as error:
-            raise DataError(
-                f"column {name!r} holds null, and whole numbers beyond 2**53, which would be rounded for "
-                "transformation_fn: fill or drop the nulls before fit()."
-            ) from error
+    for name, column in columns.items():
+        values = column.flatten() if not isinstance(column, list) and is_list(column.type) else column
+        if not isinstance(values, list) and values.null_count and pyarrow.types.is_integer(values.type):
+            try:
+                values.cast(pyarrow.float64())
+            except pyarrow.ArrowInvalid as error:
+                words = "whole numbers beyond 2**53, which transformation_fn would get rounded: fill or drop the nulls"
+                raise DataError(f"column {name!r} holds null, and {words} before fit().") from error
 
 
 def call_by_row(
@@ -91,8 +86,7 @@ def _to_values(column: pyarrow.Array | list[Array | None]) -> Sequence[Any]:
     kind = column.type
     if pyarrow.types.is_decimal(kind) or (pyarrow.types.is_struct(kind) and get_kind(kind) == "vector"):
         column = to_numbers(column)
-    if pyarrow.types.is_date64(kind):
-        column = column.cast(pyarrow.date32())
+    column = column.cast(pyarrow.date32()) if pyarrow.types.is_date64(kind) else column
     nested = pyarrow.types.is_nested(column.type)
     if column.null_count and not nested:  # the values have the same types as without null
         present = iter(column.drop_null().to_numpy(zero_copy_only=False))

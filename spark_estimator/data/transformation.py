@@ -15,7 +15,7 @@ import pyarrow.compute
 
 from spark_estimator.data.columns import did_you_mean
 from spark_estimator.data.decoding import choose_kept_dtype, describe_failure, to_lists
-from spark_estimator.data.fields import Array, is_list
+from spark_estimator.data.fields import Array
 from spark_estimator.data.numbers import get_kind, to_numbers
 from spark_estimator.data.row_calls import call_by_row, check_whole, to_rows
 from spark_estimator.errors import DataError
@@ -257,9 +257,7 @@ def _copy_columns(
 def _make_frame(columns: Mapping[str, pyarrow.Array | list[Array | None]]) -> pandas.DataFrame:
     import pandas
 
-    for name, column in columns.items():
-        if not isinstance(column, list):
-            check_whole(name, column.flatten() if is_list(column.type) else column)
+    check_whole(columns)
     return pandas.DataFrame({name: _make_series(column) for name, column in columns.items()})
 
 

@@ -345,7 +345,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         fields = tuple(replace(field, names=tuple(next(left) for _ in field.names)) for field in trained)
         columns = [column for field in trained for column in field.columns]
         # Of a model of an earlier version, or with a transformation, only bytes are known to be such.
-        made = [kind for each in trained for kind in each.decoded or (each.stored,) * len(each.columns)]
+        made = [kind or each.stored for each in trained for kind in each.decoded or ("",) * len(each.columns)]
         functions, numbers = self._value("decoders") or {}, self._value("null_values") or {}
         categories = make_encoders(self._value("categories"))
         decoders, ids, nulls = {}, {}, {}

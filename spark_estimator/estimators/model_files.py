@@ -143,16 +143,15 @@ def _read_inputs(manifest: Manifest, least: int) -> list[Field]:
         }
         try:
             field = Field(**attributes)
-            if not (len(field.names) == len(field.columns) == len(field.widths) == len(field.holds_dates)):
-                raise ValueError("names, columns, widths and dates are not as many")
+            of_columns = (field.names, field.columns, field.widths, field.holds_dates, field.decoded or field.columns)
+            if len(set(map(len, of_columns))) > 1:
+                raise ValueError("names, columns, widths, dates and decoded are not as many")
             if not all(map(is_text, field.names + field.columns)) or not all(
                 map(_is_count, field.widths + field.shape)
             ):
                 raise ValueError("names and columns are texts, widths and shape whole numbers of 1 or more")
-            numpy.dtype(field.stored_dtype)
-            numpy.dtype(field.dtype)
-            if len([numpy.dtype(kind or None) for kind in field.decoded]) not in (0, len(field.columns)):
-                raise ValueError("decoded and columns are not as many")
+            for kind in filter(None, (field.stored_dtype, field.dtype, *field.decoded)):
+                numpy.dtype(kind)
         except (TypeError, ValueError) as error:
             raise manifest.make_error("inputs", f"has an invalid field {saved}: {error}") from error
         fields.append(field)

@@ -123,7 +123,7 @@ def test_dates_and_the_time_zone_are_json(tmp_path: Path) -> None:
     manifest = json.loads(file.read_text())
     manifest["inputs"][0]["decoded"] = ["float32"]
     file.write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="decoded and columns are not as many"):
+    with pytest.raises(DataError, match="dates and decoded are not as many"):
         TorchModel.load(str(path))
     del manifest["time_zone"], manifest["inputs"][0]["dates"], manifest["inputs"][0]["decoded"]
     file.write_text(json.dumps(manifest))

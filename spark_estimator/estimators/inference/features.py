@@ -238,10 +238,7 @@ def _to_arrow(
         array = array.combine_chunks()
     if pyarrow.types.is_dictionary(array.type):  # pandas' categories
         array = array.dictionary_decode()
-    form = str(array.type).partition("<")[0]
-    if form in ("large_binary", "binary_view"):
-        array = array.cast(pyarrow.binary())
-    elif form in ("list_view", "large_list_view"):  # Arrow's own cast makes arrays that are not valid
+    if "list_view" in str(array.type).partition("<")[0]:  # Arrow's own cast makes arrays that are not valid
         array = pyarrow.array(array.to_pylist(), pyarrow.large_list(array.type.value_type))
     if pyarrow.types.is_struct(array.type) and get_kind(array.type) != "vector":
         raise DataError(f"column {name!r} holds dicts, and models need numbers. List its fields: '{name}.field'.")

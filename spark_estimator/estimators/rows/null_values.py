@@ -26,8 +26,6 @@ from spark_estimator.estimators.rows.vocabularies import read_training_batches, 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_LARGEST = (1 << 63) - 1024  # the largest double that an int64 holds
-
 
 def measure_frame(frame: DataFrame, columns: Columns) -> Columns:
     """Return the columns with the statistics of a DataFrame's rows.
@@ -63,8 +61,7 @@ def measure_files(files: DataFiles, columns: Columns) -> Columns:
     collected: dict[str, list[Array]] = {name: [] for name in columns.statistics if name not in sums}
     for batch in read_training_batches(files, columns, list(columns.statistics)):
         for name in columns.statistics:
-            column = to_numbers(batch.column(name)).drop_null()
-            values = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)  # rounded, as in Spark
+            values = numpy.asarray(to_numbers(batch.column(name)).drop_null().cast(pyarrow.float64(), safe=False))
             values = values[numpy.isfinite(values)]
             if name in collected:
                 collected[name].append(values)
@@ -102,6 +99,7 @@ def _set_values(columns: Columns, values: Mapping[str, float | None]) -> Columns
                 f"column {feature.name!r} has no {statistic}: the sum of its values is {value}. Scale them, or set "
                 f"nulls={{{feature.name!r}: <number>}}."
             )
-        numbers[feature.name] = float(min(round(value), _LARGEST)) if feature.dtype == "int64" else float(value)
+        # At most the largest double that an int64 holds.
+        numbers[feature.name] = float(min(round(value), (1 << 63) - 1024)) if feature.dtype == "int64" else float(value)
     encoder = replace(columns.encoder, nulls=set_numbers(columns.encoder.nulls, numbers))
     return replace(columns, encoder=encoder, null_values=numbers)

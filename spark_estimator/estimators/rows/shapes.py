@@ -285,7 +285,6 @@ def _make_field(
     sample: RowSample, readables: Sequence[Readable], numbers: Sequence[int], dtype: str, shape: tuple[int, ...]
 ) -> Field:
     padding = tuple(sample.padding[number] for number in numbers)
-    decoded = tuple(column.decoded for column in readables)
     return Field(
         tuple(column.name for column in readables),
         tuple(f"c{number}" for number in numbers),
@@ -296,7 +295,7 @@ def _make_field(
         # Padding may be numbers that are no bytes.
         readables[0].kept if len(readables) == 1 and padding == (None,) else "",
         find_dates(readables),
-        decoded if any(decoded) else (),
+        tuple(column.decoded for column in readables),
     )
 
 
