@@ -19,7 +19,10 @@ IS_WINDOWS = os.name == "nt"
 libc: Any = None if IS_WINDOWS else ctypes.CDLL(None, use_errno=True)
 AF_UNIX: int | None = getattr(socket, "AF_UNIX", None)
 #: What ends a process of an executor, by Linux's number: other systems have other numbers, Windows few names.
-_NAMES = "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM"
+_NAMES = (
+    "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG "
+    "XCPU XFSZ VTALRM PROF WINCH IO PWR SYS"
+)
 SIGNALS = {number: f"SIG{name}" for number, name in enumerate(_NAMES.split(), 1)}
 SIGKILL = 9
 #: As `os.register_at_fork`, where processes fork.

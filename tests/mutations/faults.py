@@ -193,7 +193,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "7",
         "a signal is named by its number only",
         CHILD,
-        'return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"',
+        'return f"signal {-exit_code}" + (f" ({SIGNALS[-exit_code]})" if -exit_code in SIGNALS else "")',
         'return f"signal {-exit_code}"',
         (
             "tests/launch/test_local.py::test_a_signal_is_named",
@@ -559,8 +559,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "29",
         "the previous file is removed before the new one is there",
         "spark_estimator/store/replacement.py",
-        "    with _claim(target, _create) as (names, descriptor):\n",
-        "    _remove(target)\n    with _claim(target, _create) as (names, descriptor):\n",
+        "    with _claim(target, _create) as (names, descriptor, opened):\n",
+        "    _remove(target)\n    with _claim(target, _create) as (names, descriptor, opened):\n",
         (
             "tests/store/test_replacement.py::test_a_full_disk_keeps_the_previous_one",
             "tests/store/test_replacement.py::test_a_fault_at_each_system_call_leaves_a_whole_file[signal=KILL]",
