@@ -40,6 +40,7 @@ def test_the_end_is_reported_once(serve: object, reason: type) -> None:
 # Threads that serve no connection, and why no code waits for ever if one of them ends early.
 OTHERS = {
     "extensions/checkpoint/copying.py": "its end is reported in any case",
+    "extensions/checkpoint/step_clock.py": "suppresses any error; nothing waits for it",
     "extensions/checkpoint/layout.py": "what it has not made is made by who needs it",
     "checkpoint/orphan_limit.py": "only waits for the end of a pipe",
     "checkpoint/writer_link.py": "waits for a process",
@@ -71,6 +72,7 @@ OTHERS = {
     "observe/stacks.py": "nothing waits for it",
     "extensions/process_group/messages.py": "passes any error on",
     "extensions/process_group/work.py": "passes any error on",
+    "store/hdfs_client.py": "passes any error on, and is waited for within a time",
 }
 
 

@@ -40,9 +40,9 @@ def test_a_value_is_the_same_beside_null(kind: str, values: list[int | None]) ->
     days = [None if value is None else datetime.date(1970, 1, 1 + value) for value in values]
     column = pyarrow.array(days, arrow) if "date" in kind else pyarrow.array(values).cast(arrow)
     alone = column.drop_null().slice(0, 1)
-    rows, one = to_rows({"x": column}), to_rows({"x": alone})[0]
-    given = next(row["x"] for row in rows if row["x"] is not None)
-    assert type(given) is type(one["x"]) and given == one["x"] and given.dtype == one["x"].dtype
+    rows, lone_row = to_rows({"x": column}), to_rows({"x": alone})[0]
+    number = next(row["x"] for row in rows if row["x"] is not None)
+    assert type(number) is type(lone_row["x"]) and number == lone_row["x"] and number.dtype == lone_row["x"].dtype
     returned = call_by_row(lambda row: row, rows, [], 0)["x"]
     made = pyarrow.array(pandas.Series(returned), from_pandas=True)
     assert made.is_null().to_pylist() == [value is None for value in values]

@@ -55,6 +55,9 @@ def test_a_machine_that_has_everything() -> None:
 def test_without_its_library_nothing_runs(tmp_path: Path) -> None:
     unbuilt = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "spark_estimator", tmp_path / "spark_estimator", ignore=unbuilt)
+    answer = run_doctor("--json", root=tmp_path)  # as the wheel for every system, which drives jobs on Spark
+    assert answer.returncode == 0 and findings(answer)["engine"]["state"] == "note"
+    (tmp_path / "native").mkdir()  # as a checkout
     answer = run_doctor("--json", root=tmp_path)
     assert answer.returncode == 1
     assert json.loads(answer.stdout)["ok"] is False
