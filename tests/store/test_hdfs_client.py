@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -165,7 +166,13 @@ def test_a_name_node_that_is_away(hadoop: Hadoop, monkeypatch: pytest.MonkeyPatc
     quick = {"extra_conf": {"dfs.client.failover.max.attempts": "1"}}
     with pytest.raises(ConnectionError, match=rf"{hadoop.uri}/away/\S+: Connection refused"):
         HDFSStore("/away", **quick).read("/away/file")  # type: ignore[arg-type]
-    threading.Timer(10, lambda: hadoop.restart("namenode")).start()
+
+    def come_back() -> None:
+        time.sleep(10)
+        hadoop.restart("namenode")
+        threading.Event().wait()  # a daemon ends with the thread that has started it
+
+    threading.Thread(target=come_back, daemon=True).start()
     store.write("/away/file", b"new")
     assert store.read("/away/file") == b"new"
 
