@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class ByRay:
     """Ray on this machine, with a processor more for each worker than the ranks use: Ray Data needs some."""
 
     def __init__(self, folder: str) -> None:
+        os.environ.setdefault("RAY_worker_niceness", "0")  # as the ranks of the others
         ray.init(num_cpus=2 * job.RANKS, include_dashboard=False, log_to_driver=False, logging_level="error")
         ray.data.DataContext.get_current().enable_progress_bars = False
         self._folder = folder
