@@ -32,7 +32,7 @@ class Decoder:
     dtype: str | None = None
 
     @classmethod
-    def of_trained(cls, name: str, function: Callable[[bytes], Any], kind: str) -> Decoder:
+    def from_training(cls, name: str, function: Callable[[bytes], Any], kind: str) -> Decoder:
         """Return the decoder of a training, whose arrays were of this kind.
 
         Args:

@@ -351,7 +351,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
         decoders, ids, nulls = {}, {}, {}
         for name, trained_name, column, kind in zip(names, trained_names, columns, made, strict=True):
             if trained_name in functions:
-                decoders[column] = Decoder.of_trained(name, functions[trained_name], kind)
+                decoders[column] = Decoder.from_training(name, functions[trained_name], kind)
             if trained_name in categories:
                 ids[column] = replace(categories[trained_name], name=name)
             if trained_name in numbers:
