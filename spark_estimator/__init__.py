@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from spark_estimator.collectives.preemption import preemption_warning
     from spark_estimator.errors import (
         DataError,
         HorovodInternalError,
@@ -47,6 +48,7 @@ _HOME = {
     "TransformersModel": "spark_estimator.extensions.transformers.model",
     "WorkerFailedError": "spark_estimator.errors",
     "log_to_driver": "spark_estimator.observe.driver_log",
+    "preemption_warning": "spark_estimator.collectives.preemption",
     "run": "spark_estimator.runner",
     "trust_files": "spark_estimator.estimators.persistence.folders",
 }
@@ -68,6 +70,7 @@ __all__ = [
     "WorkerFailedError",
     "__version__",
     "log_to_driver",
+    "preemption_warning",
     "run",
     "trust_files",
 ]

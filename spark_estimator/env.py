@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import os
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ MALLOCS = ("keep", "system")
 ENCRYPTIONS = ("auto", "require", "off")  # the values of encryption.Policy
 RING_ORDERS = ("rank", "measured")
 GPU_OPERATIONS = ("auto", "nccl", "staged", "copy")
+PREEMPTION_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGPWR")
 RENDEZVOUS_FD_VARIABLE = "SPARK_ESTIMATOR_RENDEZVOUS_FD"
 JOB_VARIABLE = "SPARK_ESTIMATOR_JOB"
 FEED_FD_VARIABLE = "SPARK_ESTIMATOR_FEED_FD"
@@ -140,6 +142,21 @@ def _parse_folders(text: str) -> tuple[str, ...]:
 def _parse_file(text: str) -> str:
     if text and not text.startswith("/"):
         raise ValueError("the absolute path of a file")
+    return text
+
+
+def _parse_signal(text: str) -> str:
+    name = text.upper() if text.upper().startswith("SIG") else f"SIG{text.upper()}"
+    if name not in PREEMPTION_SIGNALS:
+        raise ValueError("one of " + ", ".join(PREEMPTION_SIGNALS))
+    return name
+
+
+def _parse_command(text: str) -> str:
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"a command with its arguments ({error})") from None
     return text
 
 
@@ -381,6 +398,16 @@ class Settings:
         "SPARK_ESTIMATOR_REPLACE_WITHIN", 120.0, _parse_seconds, unit="seconds",
         effect="time that a fit with max_restarts waits for a process that replaces a lost rank, before it continues "
         "on fewer ranks",
+    )  # fmt: skip
+    preemption_signal: str = _make_field(
+        "SPARK_ESTIMATOR_PREEMPTION_SIGNAL", "", _parse_signal, unit="name",
+        effect="signal by which a rank, or a host's agent, learns that its machine is about to be taken back: SIGTERM, "
+        "SIGUSR1, SIGUSR2, SIGPWR; not set: none. It then ends no rank; what ends a job kills its ranks",
+    )  # fmt: skip
+    preemption_command: str = _make_field(
+        "SPARK_ESTIMATOR_PREEMPTION_COMMAND", "", _parse_command, unit="command",
+        effect="command that each rank runs every 5 seconds, without a shell; when it succeeds, the rank's machine is "
+        "about to be taken back",
     )  # fmt: skip
     launched_local_size: int | None = _make_field(
         "HOROVOD_LOCAL_SIZE", None, _parse_positive_count, unit="ranks",

@@ -17,12 +17,21 @@ class Schedule:
         every_steps: due after this number of steps; None: their number does not matter.
         every: due after this time; None: time does not matter.
         first_clock: returns the first rank's clock on all ranks, in seconds; a collective, called at the same steps.
+        is_warned: returns whether one is due because a rank's machine is about to be taken back; a collective, called
+            after each step that makes none due; None: there are no warnings.
     """
 
-    def __init__(self, every_steps: int | None, every: timedelta | None, first_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        every_steps: int | None,
+        every: timedelta | None,
+        first_clock: Callable[[], float],
+        is_warned: Callable[[], bool] | None = None,
+    ) -> None:
         self._every_steps = every_steps
         self._seconds = None if every is None else every.total_seconds()
         self._first_clock = first_clock
+        self._is_warned = is_warned
         self._since = 0
         self._began: float | None = None
         self._asked_after = 0
@@ -41,7 +50,7 @@ class Schedule:
         due = self._every_steps is not None and self._since >= self._every_steps
         if self._seconds is not None and not due:
             due = self._is_time()
-        return due
+        return due or (self._is_warned is not None and self._is_warned())
 
     def restart(self) -> None:
         """Count steps and time from here: a checkpoint is made now."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_estimator import _native, log
-from spark_estimator.collectives import launcher_link
+from spark_estimator.collectives import launcher_link, preemption
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.connections import descriptors
 from spark_estimator.collectives.connections.connector import Connector
@@ -104,6 +104,7 @@ def init(
         if _membership is not None:
             return
         settings = Settings.read()
+        preemption.watch().begin(settings)
         _native.library()
         if process_sets == "dynamic":
             settings = dataclasses.replace(settings, dynamic_process_sets=True)

@@ -7,6 +7,7 @@ sent on it as it does on a worker's standard input. On it there are frames, four
 `READY`     up      this process has left its round, and waits: where it now listens, whether it holds the state, which
                     ranks were silent, why it left
 `UPDATED`   down    a new process waits to join: leave the round at the next commit
+`WARNED`    both    this process's machine is about to be taken back, and why
 `OVER`      down    the present round has lost a rank: a process that is still connecting for it stops waiting
 `ROUND`     down    the next round: the process's number in it, its peers, and a key of that round's own
 ==========  ======  ==================================================================================================
@@ -26,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from spark_estimator.collectives import preemption
 from spark_estimator.collectives import rendezvous as rendezvous_module
 from spark_estimator.collectives.rendezvous import Endpoint, PeerFacts, Rendezvous
 from spark_estimator.collectives.torch_variables import make_torch_variables
@@ -34,7 +36,7 @@ from spark_estimator.errors import JobFailedError, remove_links
 from spark_estimator.peer_json import parse_object
 from spark_estimator.posix import register_at_fork
 
-READY, UPDATED, OVER, ROUND = "ready", "updated", "over", "round"
+READY, UPDATED, WARNED, OVER, ROUND = "ready", "updated", "warned", "over", "round"
 
 # How the engine, and `init()`, report a rank whose connection is open but which sends nothing.
 _SILENT = re.compile(r"\brank (\d+)(?: on (?:(?!\brank \d).)*?)? is lost: it has \w+ no [a-z ]+ for ")
@@ -164,10 +166,11 @@ class LauncherLink:
         self.most_ranks = 0
         self._updates = 0
         self._over = False
+        self._has_warned = False
 
     def take_announcement(self) -> bool:
-        """Return whether the launcher has announced new ranks since the last call. Raises JobFailedError: it ended."""
-        self._read_frames()
+        """Return whether the launcher has announced other ranks since the last call. Raise JobFailedError: it ended."""
+        self.exchange_warnings()
         updates, self._updates = self._updates, 0
         return updates > 0
 
@@ -176,13 +179,30 @@ class LauncherLink:
         self._read_frames()
         return self._over
 
+    def exchange_warnings(self) -> None:
+        """Tell the launcher of a warning (`preemption`), and learn of one from it. Raises as `take_announcement`."""
+        self._read_frames()
+        reason = preemption.watch().reason
+        if reason and not self._has_warned:
+            self._has_warned = True
+            try:
+                self._link.send({"kind": WARNED, "reason": reason})
+            except OSError:
+                raise _make_gone_error() from None
+
     def _read_frames(self) -> None:
         try:
             while (message := self._link.receive(wait=False)) is not None:
-                self._updates += message.get("kind") == UPDATED
-                self._over |= message.get("kind") == OVER
+                self._take(message)
         except EOFError:
             raise _make_gone_error() from None
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        kind = message.get("kind")
+        self._updates += kind == UPDATED
+        self._over |= kind == OVER
+        if kind == WARNED:
+            preemption.watch().note(str(message.get("reason")))
 
     def store_reason(self, error: BaseException) -> None:
         """Store what ended this round, for this process's next request to the launcher."""
@@ -204,7 +224,7 @@ class LauncherLink:
                 self._link.send(ready.to_message())
                 # Announcements before the round are about processes that are now part of it.
                 while (message := self._link.receive(wait=True)) is not None and message.get("kind") != ROUND:
-                    pass
+                    self._take(message)
             except (EOFError, OSError):
                 raise _make_gone_error() from None
             assert message is not None

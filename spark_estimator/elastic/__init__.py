@@ -32,9 +32,9 @@ sends `UPDATED` to the others. At the next ``commit()`` or ``check_host_updates(
 received it, they raise `HostsUpdatedInterrupt` together, keep their state as it is, and continue with step 2; they wait
 only for the slowest of them, and the new process is part of the next round.
 
-*A process has to leave*, because its slot was removed: the others receive `UPDATED`, and step 3 leaves it out of the
-next round and ends it. As long as there are too few without it, or no other process holds the state, it continues to
-work.
+*A process has to leave*, because its slot was removed, or its machine is about to be taken back (`WARNED`): the others
+receive `UPDATED`, and step 3 leaves it out of the next round and ends it. As long as there are too few without it, or
+no other process holds the state, it continues to work.
 
 Failures
 --------

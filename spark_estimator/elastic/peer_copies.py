@@ -1,7 +1,8 @@
 """Keeps what each rank alone has, such as its random number generators, in the memory of a rank of the next host.
 
 Order of events in a step: each rank sends its content to the next rank of the ring, and then all exchange one number,
-the *agreement*. A rank that has passed the agreement knows that the content of every rank is in another one's memory.
+the *agreement*: whether the launcher has announced other ranks. A rank that has passed the agreement knows that the
+content of every rank is in another one's memory.
 """
 
 from __future__ import annotations
@@ -50,16 +51,23 @@ class PeerCopies:
         self._host_ranks = 1
         self._copies: dict[tuple[int, int], bytes] = {}  # by source and step
 
-    def agree(self, content: bytes, committed: int) -> None:
+    def agree(self, content: bytes, committed: int, *, announced: bool) -> bool:
         """Send what only this rank has after the step after `committed`, and wait for the agreement. A collective.
 
-        Raises HorovodInternalError: a rank was lost, so that this one has no agreement.
+        Args:
+            announced: this rank knows that the job's ranks are about to change.
+
+        Returns:
+            Whether any rank knows that.
+
+        Raises:
+            HorovodInternalError: a rank was lost, so that this one has no agreement.
         """
         if self.size <= 1:
-            return
+            return announced
         self._copies = {key: value for key, value in self._copies.items() if key[1] == committed}
         self._send(content, committed + 1)
-        arrays.allgather(numpy.array([committed], numpy.int64), "elastic.step.agreement")
+        return bool(arrays.allgather(numpy.array([announced], numpy.uint8), "elastic.step.agreement").any())
 
     def carry_over(self, step: int) -> None:
         """Use the copies of the commit before for the commit with this number: no step was taken between them."""

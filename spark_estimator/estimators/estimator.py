@@ -40,6 +40,7 @@ from spark_estimator.estimators.tracking.recorded_metrics import RecordedMetrics
 from spark_estimator.estimators.tracking.run import TrackedRun, check_installed, get_active_run_id
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
+from spark_estimator.launch.spark.decommissioning import expects_warnings
 from spark_estimator.launch.spark.errors import raise_task_errors
 from spark_estimator.launch.spark.slots import check_connect
 from spark_estimator.observe.training_records import TakeRecord
@@ -289,6 +290,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             large=model_transfer.LARGE,
             owner=run_lease.make_owner(),
             framework=training.framework,
+            heeds_warnings=value("store") is not None and expects_warnings(),
             initial=training.compute_digest() if value("run_id") and value("store") is not None else "",
             **plan.to_spec_fields(),
         )

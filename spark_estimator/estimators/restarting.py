@@ -105,14 +105,14 @@ class Round:
             self.lost = LostPlace(last.epochs, last.steps)
 
     def let_join(self, saver: Saver) -> None:
-        """Let a process join in the place of a lost one, after an epoch. A collective.
+        """Let a process join in the place of a lost one, or of one that has to leave, after an epoch. A collective.
 
         Raises:
             HostsUpdatedInterrupt: on all ranks: one is there.
         """
         if self._process is None or self._state is None or self._spec.checkpoint_path is None:
             return
-        if context.size() < self._process.count_most_ranks():
+        if self._spec.heeds_warnings or context.size() < self._process.count_most_ranks():
             saver.wait()  # the others wait for rank 0, which writes
             self._state.check_host_updates()
 

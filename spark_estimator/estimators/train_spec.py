@@ -57,6 +57,7 @@ class TrainSpec:
         tracking: what the ranks do for the training's MLflow run; None: there is none.
         categories: [columns] the summaries of the encoders of categories.
         has_given_seed: the user has set `seed`.
+        heeds_warnings: a checkpoint is made when a rank's machine is about to be taken back.
         initial: a digest of the weights that the training begins with; empty: it is not compared.
         The others are the estimator's parameters.
     """
@@ -93,6 +94,7 @@ class TrainSpec:
     categories: tuple[str, ...] = ()
     has_given_seed: bool = False
     initial: str = ""
+    heeds_warnings: bool = False
     resume_on_other_rows: bool = False
     transform_validation: bool = True
     monitor: str | None = None
@@ -135,7 +137,7 @@ class TrainSpec:
     @property
     def checkpoints_within(self) -> bool:
         """Return whether there are checkpoints within an epoch."""
-        return self.checkpoint_steps is not None or self.checkpoint_seconds is not None
+        return self.checkpoint_steps is not None or self.checkpoint_seconds is not None or self.heeds_warnings
 
     @property
     def spooled(self) -> tuple[Field, ...]:

@@ -63,3 +63,15 @@ def test_it_counts_on_from_an_earlier_checkpoint() -> None:
     by_time = Schedule(None, timedelta(seconds=100), clock)
     by_time.resume(7, 95)
     assert due_after(by_time, clock, 20)[0] in range(5, 15)
+
+
+def test_one_more_at_a_warning_which_is_asked_for_where_none_is_due() -> None:
+    clock, asked = Clock(1), 0
+
+    def is_warned() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 4
+
+    assert due_after(Schedule(3, None, clock, is_warned), clock, 9) == [3, 5, 8]
+    assert asked == 7

@@ -36,7 +36,7 @@ def replaced(rank: int) -> list[object]:
     ]
     peers = PeerCopies()
     peers.begin(content(rank, 4), 4)
-    peers.agree(content(rank, 5), 4)
+    assert peers.agree(content(rank, 5), 4, announced=rank == 2)
     for step in (4, 5, 6):  # of the last commit, of the step that was agreed on, and of a later one
         results.append(peers.recover(lost, Resumption(0, step, from_full=False, spread=True)))
     peers.carry_over(6)
@@ -56,7 +56,7 @@ def test_a_new_process_gets_what_the_lost_one_had(caplog: pytest.LogCaptureFixtu
 
 
 def test_one_rank_has_no_peer() -> None:
-    PeerCopies().agree(b"not sent", 0)
+    assert PeerCopies().agree(b"not sent", 0, announced=True)
 
 
 def test_the_largest_are_left_out() -> None:

@@ -26,6 +26,7 @@ from spark_estimator.checkpoint.schedule import Schedule, read_clock
 from spark_estimator.checkpoint.writer_link import Report
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import broadcast_object
+from spark_estimator.elastic.warning import find_new_warning
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import run_lease
 from spark_estimator.estimators.persistence.run_identity import Identity, drop_values, find_differences
@@ -186,7 +187,8 @@ def make_schedule(spec: TrainSpec) -> Schedule | None:
     if not spec.checkpoints_within:
         return None
     seconds = spec.checkpoint_seconds
-    return Schedule(spec.checkpoint_steps, None if seconds is None else timedelta(seconds=seconds), _read_first_clock)
+    every = None if seconds is None else timedelta(seconds=seconds)
+    return Schedule(spec.checkpoint_steps, every, _read_first_clock, find_new_warning if spec.heeds_warnings else None)
 
 
 def _read_first_clock() -> float:

@@ -183,11 +183,6 @@ class RecoverableState(TorchState):
         """Return the sums; see `TorchState`."""
         return self._sums
 
-    def check_host_updates(self) -> None:
-        """Let a rank join in the place of a lost one, also later."""
-        if self.begun is not None and hvd.size() < self.begun.size:
-            super().check_host_updates()
-
 
 class Commits:
     """The commits of a training. With `run_fn`, each rank has the state of the last one.

@@ -14,7 +14,8 @@ import torch
 
 from spark_estimator.checkpoint import schedule
 from spark_estimator.collectives import launcher_link
-from spark_estimator.env import ATTEMPT_VARIABLE
+from spark_estimator.elastic.warning import find_new_warning
+from spark_estimator.env import ATTEMPT_VARIABLE, Settings
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint import folders
 from spark_estimator.store import FilesystemStore
@@ -42,7 +43,8 @@ class StepClock:
     Args:
         store: its `prefix_path` is the folder of the checkpoints.
         commits: returns the number of commits of a state, or None unless it has ``mode="step"``; None: no state counts.
-        every_steps, every: when a checkpoint is due, see `schedule.Schedule`.
+        every_steps, every: when a checkpoint is due, see `schedule.Schedule`. One is also due when a rank's machine is
+            about to be taken back.
 
     Attributes:
         steps: so far.
@@ -62,10 +64,15 @@ class StepClock:
         self._store = store
         self._root = store.prefix_path
         self._commits = commits
+        settings = Settings.read()
+        self._heeds_warnings = bool(settings.preemption_signal or settings.preemption_command)
         self._last, self.steps, since, passed = self._find_start()
         self.continues = self.steps > 0
         self._schedule = schedule.Schedule(
-            every_steps, every, _get_first_clock if is_initialized() else schedule.read_clock
+            every_steps,
+            every,
+            _get_first_clock if is_initialized() else schedule.read_clock,
+            find_new_warning if self._heeds_warnings and is_initialized() else None,
         )
         if self.continues:
             self._schedule.resume(since, passed)
@@ -108,12 +115,13 @@ class StepClock:
             steps = counted.steps + (self._count_commits() or 0) - (counted.commits or 0)
             since, passed = max(steps - counted.last_steps, 0), schedule.read_clock() - counted.last_time
             generation = counted.generation
-        of_ranks = allgather_object((steps, since, passed, generation, group), name="checkpoint.group")
-        group = of_ranks[0][-1]
+        own = (steps, since, passed, generation, self._heeds_warnings, group)
+        of_ranks = allgather_object(own, name="checkpoint.group")
+        *_, self._heeds_warnings, group = of_ranks[0]
         if launcher_link.link() is None:
             return folders.Folder(self._find_generation(), -1, group, 0), 0, 0, 0.0
-        steps, since, passed, _, _ = max(of_ranks)
-        before = max(generation for _, _, _, generation, _ in of_ranks)
+        steps, since, passed, *_ = max(of_ranks)
+        before = max(generation for _, _, _, generation, *_ in of_ranks)
         # What a later round begins does not depend on the store, which may be away for a moment.
         generation = before + 1 if before else self._find_generation()
         if before and rank() == 0:

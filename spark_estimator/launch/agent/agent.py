@@ -7,9 +7,11 @@ input ends, or brings no heartbeat, it stops its ranks and ends.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_estimator.collectives.rendezvous import Endpoint, host_id
+from spark_estimator.env import Settings
 from spark_estimator.launch.agent import link as frames
 from spark_estimator.launch.agent.link import AgentLink
 from spark_estimator.launch.agent.worker_agent import Program, WorkerAgent, make_hello, pack_outcome
@@ -152,7 +155,20 @@ class HostAgent(WorkerAgent):
         gentle = timedelta(seconds=order.gentle_seconds)
         self.program = Program(job, b"", order.name, address, gentle)
         self._payload_bytes = order.payload_bytes
+        self._pass_on_warnings(environment)
         self.link.send_json(frames.READY, address=address, note=note, problem="")
+
+    def _pass_on_warnings(self, environment: Mapping[str, str]) -> None:
+        """Have the signal that warns this host warn each of its ranks (`preemption`). In the main thread."""
+
+        def warn(number: int, _frame: object) -> None:
+            for process in list(self._processes.values()):
+                # In a thread: the main thread may have the lock that this takes.
+                call = (lambda supervisor: supervisor.warn(number),)
+                threading.Thread(target=process.call_supervisor, args=call, daemon=True).start()
+
+        if name := Settings.read(environment).preemption_signal:
+            signal.signal(signal.Signals[name], warn)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
-from spark_estimator.collectives.launcher_link import OVER, READY, UPDATED, Ready
+from spark_estimator.collectives.launcher_link import OVER, READY, UPDATED, WARNED, Ready
 from spark_estimator.elastic.decisions import (
     Announce,
     Begin,
@@ -24,7 +24,7 @@ from spark_estimator.elastic.decisions import (
 from spark_estimator.elastic.rounds import LATE, RoundPlanner
 from spark_estimator.errors import JobFailedError, PreflightError
 from spark_estimator.launch.elastic.placement import FAILURES, Placement
-from spark_estimator.launch.elastic.process import MakeWorker, Processes
+from spark_estimator.launch.elastic.process import MakeWorker, Process, Processes
 from spark_estimator.launch.job.events import Begun, Ended, FrameReceived, Offered
 from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, find_first_failure, make_error
 from spark_estimator.launch.job.hosts import Host
@@ -186,6 +186,8 @@ class ElasticJob:
         now = time.monotonic()
         if isinstance(event, FrameReceived):
             process = self._processes.get(event.process)
+            if process is not None and event.frame.get("kind") == WARNED:
+                self._note_warning(process, str(event.frame.get("reason")), now)
             if process is None or event.frame.get("kind") != READY:
                 return
             try:
@@ -213,8 +215,18 @@ class ElasticJob:
             for change in self._placement.offer(event.hosts):
                 self._report(f"host {change}")
 
+    def _note_warning(self, process: Process, reason: str, now: float) -> None:
+        """Have a process leave whose machine is about to be taken back, as soon as the others can continue."""
+        may_move = self._placement.note_warning(process.number, now)
+        plan = "its state moves as soon as another process is ready" if may_move else "there is no other host to use"
+        self._report(f"{process} is about to lose its machine ({reason}): {plan}")
+
     def _update_placement(self, now: float) -> None:
         """Have the planner know for how many processes there is room, and which have lost theirs."""
+        while self._placement.warnings:
+            number, reason = self._placement.warnings.popitem()
+            if number in self._processes:
+                self._processes.send([number], {"kind": WARNED, "reason": reason})
         for host in self._placement.readmit_hosts(now):
             self._report(f"host {host} may be used again")
         self._planner.room = self._placement.room

@@ -33,6 +33,9 @@ class Cooldown:
         return min(self.first.total_seconds() * 2.0 ** min(times - 1, 60), self.most.total_seconds())
 
 
+#: How long a machine that is about to be taken back is left alone. Then the warning was wrong.
+WARNED_FOR = timedelta(minutes=5)
+
 #: Where no other was asked for.
 WHILE_IT_BOOTS = Cooldown(timedelta(seconds=10), timedelta(minutes=10))
 
@@ -46,11 +49,15 @@ class Placement:
     Args:
         hosts: in the order in which they are filled.
         cooldown: None: a host that is out stays out.
+
+    Attributes:
+        warnings: processes that are to be told that their machines are taken back, and why; of launchers that know.
     """
 
     def __init__(self, hosts: Sequence[Host], cooldown: Cooldown | None = None) -> None:
         self._slots = {host.name: host.slots for host in hosts}
         self._cooldown = cooldown
+        self.warnings: dict[int, str] = {}
         self._taken: dict[int, str] = {}
         self._out: dict[str, float] = {}  # until when
         self._failures: Counter[str] = Counter()
@@ -99,6 +106,14 @@ class Placement:
     def note_unreachable(self, host: str, now: float) -> str:
         """Note that a host was unavailable for a new process: as `note_loss`, but it may only just be booting."""
         return self._put_out(host, now, self._cooldown or WHILE_IT_BOOTS) if host in self._list_usable() else ""
+
+    def note_warning(self, process: int, now: float) -> bool:
+        """Note that a process's machine is about to be taken back. Return whether other slots may be used instead."""
+        usable, host = self._list_usable(), self._taken[process]
+        others = usable.keys() - {host}
+        if host in usable and others:
+            self._put_out(host, now, Cooldown(WARNED_FOR, WARNED_FOR))
+        return bool(others)
 
     def note_failure(self, host: str, now: float) -> str:
         """Note that a rank has failed on a host. Return for how long the host is out, in words; '' if it isn't."""

@@ -185,6 +185,12 @@ class Supervisor:
         """
         self._requests.stop(reason, at_once=at_once)
 
+    def warn(self, number: int) -> None:
+        """Send the rank a signal, once user code has begun: the rank's own process, and nothing that it started."""
+        if self._state.state is WorkerState.RUNNING:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._identity.pid, number)
+
     def discard(self) -> None:
         """End a worker that `run` will not be called for. Idempotent."""
         self._close_inherited()

@@ -115,11 +115,14 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
     """Unpickle, as it arrives, and call the function; send its value or error. Return the exit status."""
     import cloudpickle
 
-    from spark_estimator.collectives import rendezvous
+    from spark_estimator.collectives import preemption, rendezvous
     from spark_estimator.compat.importer import install_as_driver
+    from spark_estimator.env import Settings
     from spark_estimator.observe import driver_log, training_records
 
     faulthandler.enable()  # a crash in native code then leaves the Python stack on stderr
+    with suppress(ValueError):  # of a variable, which init() names
+        preemption.watch().begin(Settings.read())
     sys.argv = [spec.function]
     rendezvous.set_current(spec.rendezvous)
     driver_log.set_sink(lambda message: _send_message(pipe, message))

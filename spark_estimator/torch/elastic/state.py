@@ -13,6 +13,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives.objects import allgather_object, broadcast_object
 from spark_estimator.elastic.resumption import choose_resumption
 from spark_estimator.elastic.state import ObjectState
+from spark_estimator.errors import HostsUpdatedInterrupt
 from spark_estimator.torch.elastic.sampler import ElasticSampler
 from spark_estimator.torch.elastic.steps import HeritableContent, RankContent, StepKeeper
 from spark_estimator.torch.optimizer.separate_steps import SeparateSteps
@@ -207,6 +208,13 @@ class TorchState(ObjectState):
             self._handlers |= {name: ExchangedStateHandler(each.value) for name, each in local.items()}
         else:
             optimizer.register_step_pre_hook(self._keeper.agree)
+
+    def check_host_updates(self) -> None:
+        """See `State`; where steps are kept, all ranks have agreed in the last step, without a message of its own."""
+        if self._keeper is None:
+            super().check_host_updates()
+        elif self._keeper.announced:
+            raise HostsUpdatedInterrupt
 
     def rank_content(self) -> RankContent | HeritableContent | None:
         """Return what each rank alone has beside generators and buffers; None: nothing. For subclasses."""

@@ -6,14 +6,15 @@ Promises of ``hvd.elastic.run(mode="step")``
   the last step has left them, and a rank that lacks a step takes them from one that has it.
 - With as many ranks as before, the numbers are those of an undisturbed run, bit for bit: a new process takes the rank
   of the lost one, its random number generators and its buffers (such as those of batch normalization).
-- With fewer ranks the job continues, and grows again when a process joins; both happen at a commit.
+- With fewer ranks the job continues, and grows again when a process joins. A rank that has to leave, as its machine is
+  taken back, hands over to a process that waits. Both happen at a commit, so no step is repeated.
 
 Order of events in a step
 -------------------------
 1. Forward and backward, at whose end the gradients are averaged.
 2. ``optimizer.step()`` begins with the *agreement*: each rank sends what it alone has, generators and buffers, to the
-   next host's rank (ring order), and then all exchange one number. A rank that has passed the agreement knows that all
-   have what the step needs, and that what each rank alone has is in another one's memory, too.
+   next host's rank (ring order), and then all exchange whether other ranks are announced. A rank that has passed the
+   agreement knows that all have what the step needs, and that what each rank alone has is in another one's memory.
 3. The optimizer changes the parameters, without a collective.
 4. ``state.commit()``: the step has ended here. It notes the other attributes of the state.
 
@@ -42,7 +43,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy
 import torch
 
-from spark_estimator.collectives import context
+from spark_estimator.collectives import context, launcher_link
 from spark_estimator.elastic.peer_copies import PeerCopies, select_smallest
 from spark_estimator.elastic.resumption import Facts, RecoveryState, Resumption
 from spark_estimator.log import get_logger
@@ -82,6 +83,7 @@ class StepKeeper:
             it is not a `HeritableContent`.
         state: where it is.
         step: of the last commit.
+        announced: all ranks have agreed, in their last step, that the job's ranks are about to change.
     """
 
     models: Sequence[torch.nn.Module]
@@ -89,6 +91,7 @@ class StepKeeper:
     state: RecoveryState = RecoveryState.FRESH
     step: int = 0
     full: int = -1
+    announced: bool = False
     _committed: bytes = b""  # at the last commit
     _committed_fully: bytes = b""  # at the last full copy
     _interrupted: bytes = b""  # where the step in progress was interrupted
@@ -102,8 +105,11 @@ class StepKeeper:
         """
         if self.state is not RecoveryState.COMMITTED:
             return  # a second step() before the commit, or outside of the training
-        if self._peers.size > 1:
-            self._peers.agree(self._pack(), self.step)
+        link = launcher_link.link()
+        announced = link is not None and link.take_announcement()
+        self.announced = self._peers.agree(
+            self._pack() if self._peers.size > 1 else b"", self.step, announced=announced
+        )
         self.state = RecoveryState.AGREED
 
     def note_commit(self) -> bool:
@@ -161,7 +167,7 @@ class StepKeeper:
         if isinstance(self.content, HeritableContent):
             for of_lost_rank in self._peers.inherit(facts, at):
                 self.content.inherit(unpack(of_lost_rank)[_GENERATORS])
-        self.state, self.step = RecoveryState.COMMITTED, at.step
+        self.state, self.step, self.announced = RecoveryState.COMMITTED, at.step, False
         self.full = at.step
         self._committed, self._interrupted = self._pack(), b""
         self._committed_fully = self._committed

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from spark_estimator.launch.elastic.placement import FAILURES, Cooldown, Placement
+from spark_estimator.launch.elastic.placement import FAILURES, WARNED_FOR, Cooldown, Placement
 from spark_estimator.launch.job.hosts import Host
 
 
@@ -59,3 +59,15 @@ def test_a_host_comes_back_after_a_cool_down_that_grows() -> None:
         assert (placement.readmit_hosts(now), placement.room, placement.some_may_return) == (["b"], 2, False)
     with pytest.raises(ValueError, match="a cool-down of 5 to 4 seconds"):
         Cooldown(timedelta(seconds=5), timedelta(seconds=4))
+
+
+def test_a_host_that_is_about_to_be_taken_back_is_left_while_there_is_another() -> None:
+    placement = Placement([Host("a", 2), Host("b", 2)])
+    assert [placement.take(process) for process in range(3)] == ["a", "a", "b"]
+    assert placement.note_warning(0, 0.0) and placement.note_warning(1, 1.0)
+    assert (placement.find_surplus(), placement.room, placement.take(3)) == ([0, 1], 2, "b")
+    assert not placement.note_warning(2, 2.0), "there is no other"
+    assert placement.room == 2
+    assert placement.readmit_hosts(WARNED_FOR.total_seconds() - 1) == []
+    assert placement.readmit_hosts(WARNED_FOR.total_seconds()) == ["a"], "the warning was wrong"
+    assert placement.find_surplus() == []

@@ -1,14 +1,16 @@
-"""A user's driver program: fits whose rows come to the ranks in several ways, on GPUs that Spark gives its tasks (they
-are not there), each of them once without a loss and once with a rank that is killed.
+"""A user's driver program: fits whose rows come to the ranks in several ways, each of them once without a loss and once
+with a rank that is killed, or warned that its machine is about to be taken back.
 
-Arguments: the master; a folder that driver and executors share; the kinds of fits. It prints what it has found out of
-each on a line ``RESULT {...}``.
+Arguments: the master; a folder that driver and executors share; the name of the signal that rank 1 gets; the kinds of
+fits. After SIGKILL there is no slot but the lost rank's, and Spark gives its tasks GPUs (they are not there). After a
+warning a third slot is free. It prints what it has found out of each on a line ``RESULT {...}``.
 """
 
 import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy
@@ -18,17 +20,18 @@ from pyspark.sql import SparkSession
 from spark_estimator import TorchEstimator
 from spark_estimator.store import Store
 
-where, folder, *kinds = sys.argv[1:]
-GPUS = {
+where, folder, name, *kinds = sys.argv[1:]
+SIGNAL = signal.Signals[name]
+KILLS = SIGNAL is signal.SIGKILL
+SETTINGS = {
     "spark.executor.cores": "2",
-    "spark.cores.max": "2",
-    "spark.executor.resource.gpu.amount": "2",
-    "spark.task.resource.gpu.amount": "1",
+    "spark.cores.max": "2" if KILLS else "4",
+    **({"spark.executor.resource.gpu.amount": "2", "spark.task.resource.gpu.amount": "1"} if KILLS else {}),
 }
 
 
 class Loss(torch.nn.MSELoss):
-    """Writes down each step, its rank and device; kills rank 1's process at the ninth step if it shall."""
+    """Writes down each step, its rank and device; sends rank 1's process the signal at the ninth step if it shall."""
 
     def __init__(self, notes, dies):
         super().__init__()
@@ -48,7 +51,9 @@ class Loss(torch.nn.MSELoss):
                 killed = Path(self.notes, "killed")
                 if not killed.exists():
                     killed.touch()
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), SIGNAL)
+            if self.calls > 9 and self.dies and not KILLS:
+                time.sleep(0.05)  # while another process starts
         return super().forward(output, label)
 
 
@@ -81,7 +86,7 @@ def fit(frame, kind, notes, dies):
         feature_cols=["x"],
         label_cols=["y"],
         num_proc=2,
-        epochs=3,
+        epochs=3 if KILLS else 30,
         batch_size=20,
         validation=0.1,
         random_seed=3,
@@ -97,7 +102,7 @@ def fit(frame, kind, notes, dies):
 def main():
     builder = SparkSession.builder.master(where).config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.host", "127.0.0.1")
-    for name, value in GPUS.items():
+    for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     made = spark.range(240).repartition(3).selectExpr("array(float(sin(id)), float(cos(id * 0.3))) x")

@@ -1,4 +1,4 @@
-"""Fits that lose a rank, on GPUs that Spark gives its tasks: the numbers of a fit without a loss, at most a step twice.
+"""Fits that lose a rank, or are warned before: the numbers of a fit without a loss, and at most a step twice.
 
 The program is ``recovering_fit.py``, beside this.
 """
@@ -24,7 +24,7 @@ def test_a_killed_rank_costs_a_step_however_rows_are_read(tmp_path: Path) -> Non
     folder.mkdir()
     program = Path(__file__).with_name("recovering_fit.py")
     with clusters.standalone(tmp_path, addresses=("127.0.0.1",)) as master:
-        with clusters.driver(program, master, str(folder), *KINDS, folder=tmp_path) as driver:
+        with clusters.driver(program, master, str(folder), "SIGKILL", *KINDS, folder=tmp_path) as driver:
             results: dict[str, Any] = driver.wait(860)
             output = driver.output()
     assert list(results) == list(KINDS)
@@ -38,3 +38,24 @@ def test_a_killed_rank_costs_a_step_however_rows_are_read(tmp_path: Path) -> Non
         assert result["left"] == [], "the copy of the rows is removed"
     assert output.count("lost rank 1") >= len(KINDS)
     assert "resumes from its checkpoint" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_warned_rank_moves_between_two_steps(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    program = Path(__file__).with_name("recovering_fit.py")
+    variables = {"SPARK_ESTIMATOR_PREEMPTION_SIGNAL": "USR1"}
+    with clusters.standalone(tmp_path) as master:
+        arguments = (master, str(folder), "SIGUSR1", "files", "diloco")
+        with clusters.driver(program, *arguments, folder=tmp_path, env=variables) as driver:
+            results: dict[str, Any] = driver.wait(560)
+            output = driver.output()
+    for kind, result in results.items():
+        # For the checkpoint that a warning brings, ranks that step alone exchange what they have.
+        assert result["same"] or kind == "diloco", kind
+        assert result["repeated"] == 0, (kind, result)
+        assert [place[0] for place in result["places"]] == ["0", "1", "1"], f"{kind}: rank 1 has moved: {result}"
+    assert output.count("is about to lose its machine (it got SIGUSR1)") == 2
+    assert "lost rank" not in output

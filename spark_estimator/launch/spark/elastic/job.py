@@ -17,6 +17,7 @@ workers that are tasks (`worker`). What differs on Spark:
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,13 +31,14 @@ from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import StartTimeoutError
 from spark_estimator.launch.elastic.job import Following
 from spark_estimator.launch.elastic.job_entry import mark_elastic, run_elastic
-from spark_estimator.launch.elastic.placement import Placement
+from spark_estimator.launch.elastic.placement import WARNED_FOR, Placement
 from spark_estimator.launch.job.attempts import Attempt
 from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Relay
 from spark_estimator.launch.job.pickling import load_values
 from spark_estimator.launch.spark.configuration import Configuration
+from spark_estimator.launch.spark.decommissioning import Executors, can_warn
 from spark_estimator.launch.spark.dynamic_allocation import grows_on_demand
 from spark_estimator.launch.spark.elastic.worker import SparkJobs, SparkWorkerHandle
 from spark_estimator.launch.spark.encryption_policy import decide_encryption
@@ -49,6 +51,7 @@ from spark_estimator.observe.driver_log import announce, print_line
 from spark_estimator.observe.status_line import StatusLine
 
 _COUNT_SLOTS_EVERY = timedelta(seconds=5)
+_WATCH_EXECUTORS_EVERY = timedelta(seconds=1)
 _FIRST = Attempt()
 _PLAIN = Following()
 
@@ -114,11 +117,15 @@ class SparkPlacement(Placement):
     Attributes:
         limit: as many slots as the session has. Never less than the job has begun with: a lost executor may be
             replaced.
+        workers: the handles of its workers, by the numbers of the processes.
     """
 
     def __init__(self, terms: Terms) -> None:
-        super().__init__([Host("", terms.places)])
+        # Of the one host any number of slots may be taken: Spark starts a process when it has one.
+        super().__init__([Host("", sys.maxsize)])
         self.limit = terms.places
+        self.workers: dict[int, SparkWorkerHandle] = {}
+        self._leaving: dict[int, float] = {}  # until when
 
     @property
     def room(self) -> int:
@@ -132,6 +139,21 @@ class SparkPlacement(Placement):
     def note_unreachable(self, host: str, now: float) -> str:
         """Ignore it: the one host stays."""
         return ""
+
+    def note_warning(self, process: int, now: float) -> bool:
+        """Have a process leave, and use its host no more; see `Placement.note_warning`. Spark may have other slots."""
+        self._leaving[process] = now + WARNED_FOR.total_seconds()
+        self.workers[process].avoid_host()
+        return True
+
+    def find_surplus(self) -> list[int]:
+        """Return the processes that are to leave; see `Placement.find_surplus`."""
+        return [*self._leaving]
+
+    def readmit_hosts(self, now: float) -> list[str]:
+        """Drop old warnings; see `Placement.readmit_hosts`."""
+        self._leaving = {process: until for process, until in self._leaving.items() if until > now}
+        return []
 
     def note_failure(self, host: str, now: float) -> str:
         """Ignore the failure: the one host stays."""
@@ -165,6 +187,8 @@ class ElasticSparkRun:
         if terms.places > terms.size and not grows_on_demand(Configuration(spark)):
             self.placement.limit = terms.size
             threading.Thread(target=self._count_slots, name="spark_estimator slots", daemon=True).start()
+        if can_warn(spark):
+            threading.Thread(target=self._watch_executors, name="spark_estimator executors", daemon=True).start()
 
     def wait_for_turn(self) -> None:
         """Wait until no other job of this program is starting ranks one by one. Raise as `check`."""
@@ -178,7 +202,8 @@ class ElasticSparkRun:
 
     def make_worker(self, _host: str, number: int, rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
         """Make a worker's handle, as ``process.MakeWorker``."""
-        return SparkWorkerHandle(self.jobs, number, rank, relay, link)
+        self.placement.workers[number] = SparkWorkerHandle(self.jobs, number, rank, relay, link)
+        return self.placement.workers[number]
 
     def check(self, started: int) -> None:
         """Raise what ends the job; called now and then.
@@ -213,6 +238,15 @@ class ElasticSparkRun:
         """End the remaining Spark jobs."""
         self._turn.end()
         self.jobs.close()
+
+    def _watch_executors(self) -> None:
+        """Warn the workers of executors that Spark is about to end."""
+        executors, warned = Executors(self._spark), set[int]()
+        while not self.jobs.closed.wait(_WATCH_EXECUTORS_EVERY.total_seconds()):
+            for number, worker in list(self.placement.workers.items()):
+                if number not in warned and (executor := executors.find_leaving(worker.find_stages)):
+                    warned.add(number)
+                    self.placement.warnings[number] = f"Spark decommissions its executor {executor}"
 
     def _count_slots(self) -> None:
         """Count now and then how many workers there is room for."""

@@ -137,8 +137,11 @@ class SparkTask:
 
     def wait_for_loss_reason(self, patience: timedelta) -> str:
         """Return why Spark has lost the task's executor; "" if it gives no reason within that time."""
-        reports = TaskReports(self._spark, self._tag.text)
-        return FailedTasks(self._spark, reports.find_own_stages).wait_for_reason(0, patience)
+        return FailedTasks(self._spark, self.find_stages).wait_for_reason(0, patience)
+
+    def find_stages(self) -> set[int]:
+        """Return the stages of the task, in a classic session."""
+        return TaskReports(self._spark, self._tag.text).find_own_stages()
 
     def close(self) -> None:
         """Close the socket, once the link is no longer in use."""

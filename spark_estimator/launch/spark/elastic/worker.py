@@ -67,6 +67,10 @@ class HostRecord:
         self._failures[host] += 1
         return before and not self.is_used(host)
 
+    def avoid(self, host: str) -> None:
+        """Have no process start there any more."""
+        self._failures[host] = FAILURES
+
     def is_used(self, host: str) -> bool:
         """Return whether processes may start there; on the only host that is left they may."""
         if self._failures[host] < FAILURES:
@@ -123,6 +127,11 @@ class SparkJobs:
             self._tasks.append(task)
         self._server.expect(task)
         return task
+
+    def avoid(self, host: str) -> None:
+        """Start no more workers on a host, as long as there is another."""
+        with self._lock:
+            self._hosts.avoid(host)
 
     def is_used(self, host: str) -> bool:
         """Return whether workers are started on a host."""
@@ -272,6 +281,14 @@ class SparkWorkerHandle:
         if self._remote is not None:
             self._remote.discard()
         self._task.give_up()
+
+    def avoid_host(self) -> None:
+        """Have no other worker start on this one's host, which is about to be taken back."""
+        self._jobs.avoid(self._host)
+
+    def find_stages(self) -> set[int]:
+        """Return the stages of its task, in a classic session."""
+        return self._task.find_stages()
 
     def _read_on(self, link: AgentLink, talk: Iterator[tuple[bytes, bytes]], remote: RemoteWorkerHandle) -> None:
         """Have a thread handle the frames of the task's agent until the stream ends."""
