@@ -10,13 +10,16 @@ Three trainings follow each other, by the same code of the estimator's ranks:
   and Keras all ranks continue from the last checkpoint, with ``--keep`` steps between two checkpoints;
 - *restarted*: all ranks start again from the last checkpoint, as new processes (``max_restarts`` of the others). Only
   with ``--place local``.
+- *warned*, on request (``--ways warned``): no rank is killed; each is warned that its machine is about to be taken
+  back, and moves. Only with ``--place spark``: one host has no other to move to.
 
 Ranks are processes of this machine (``--place local``), in executors of a local Spark cluster (``spark``), or on hosts
 that are network namespaces (``hosts``; root only). Each kill is a SIGKILL of a random rank, of its executor, or of all
 processes of its host, `every` seconds after the job was at full speed again, or after a random time of up to three
 seconds. Printed for each way: the seconds from the kill until all ranks have made a step again (median and longest),
 how many batches were computed twice for each kill, and the goodput: the time of the undisturbed training as a part of
-this one's. Histories and parameters are compared with the undisturbed training's, bit for bit.
+this one's. Of a warning, the seconds are those in which the rank stood still. Histories and parameters are compared
+with the undisturbed training's, bit for bit.
 
 ``--torchft PYTHON`` adds the same model under torchft 0.2, with and without kills, by an interpreter that has it. Its
 replicas continue without a killed one, whose process is started again: the steps that are made in the meantime lack
@@ -28,6 +31,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import statistics
 import tempfile
 import threading
@@ -40,7 +44,7 @@ from typing import Any
 from benchmarks.command_line import ended_by_signals, positive
 from benchmarks.recovery import torchft_job
 from benchmarks.recovery.places import Place, place_of
-from benchmarks.recovery.training import ALL, BATCH, BATCHES, FRAMEWORKS, PID, counts, rank_main, write_rows
+from benchmarks.recovery.training import ALL, BATCH, BATCHES, FRAMEWORKS, LAST, PID, counts, rank_main, write_rows
 from spark_estimator.elastic.decisions import Terms
 from spark_estimator.launch.job.attempts import Limits
 from spark_estimator.launch.job.options import JobOptions
@@ -54,7 +58,8 @@ class Killer:
     Attributes:
         folder: of the training's counts.
         place: kills.
-        seconds: [kills] from each kill until all ranks had made a step again.
+        seconds: [kills] from each kill until all ranks had made a step again; of a warning, see above.
+        warns: no rank is killed.
     """
 
     folder: str
@@ -63,6 +68,7 @@ class Killer:
     kills: int
     every: float | None
     chance: random.Random
+    warns: bool = False
     seconds: list[float] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -72,7 +78,18 @@ class Killer:
         while len(self.seconds) < self.kills and self._at_full_speed(rows):
             if self._over.wait(self.every if self.every is not None else self.chance.uniform(0, 3)):
                 return
-            victim = int(rows[self.chance.randrange(self.ranks)][PID])
+            row = rows[self.chance.randrange(self.ranks)]
+            victim = int(row[PID])
+            if self.warns:
+                os.kill(victim, signal.SIGUSR1)
+                while row[PID] == victim:
+                    last = int(row[LAST])
+                    if self._over.wait(0.001):
+                        return
+                if not self._at_full_speed(rows):
+                    return
+                self.seconds.append((int(row[LAST]) - last) / 1e9)
+                continue
             rows[:, BATCHES] = 0
             began = time.monotonic()
             try:
@@ -107,7 +124,7 @@ def timed(
     folder = f"{options['folder']}/{way}"
     os.makedirs(folder)
     rows = counts(folder, size)
-    killer = Killer(folder, place, size, kills, every, random.Random(seed))
+    killer = Killer(folder, place, size, kills, every, random.Random(seed), way == "warned")
     pool = ThreadPoolExecutor(1)
     killing = pool.submit(killer.run)
     began = time.monotonic()
@@ -167,11 +184,15 @@ def main() -> int:
     parser.add_argument("--place", default="local", choices=("local", "spark", "hosts"), help="of the ranks (local)")
     parser.add_argument("--gpu", action="store_true", help="ranks train on their GPUs, which they may share")
     parser.add_argument("--torchft", metavar="PYTHON", help="an interpreter that has torchft")
-    parser.add_argument("--ways", help="replaced,restarted (the default with --place local), or one of them")
+    parser.add_argument("--ways", help="replaced,restarted (the default with --place local), warned, or one of them")
     arguments = parser.parse_args()
     ways = (arguments.ways or ("replaced,restarted" if arguments.place == "local" else "replaced")).split(",")
     if "restarted" in ways and arguments.place != "local":
         parser.error("the way 'restarted' needs --place local")
+    if "warned" in ways:
+        if arguments.place != "spark":
+            parser.error("the way 'warned' needs --place spark")
+        os.environ["SPARK_ESTIMATOR_PREEMPTION_SIGNAL"] = "USR1"
     if arguments.torchft and arguments.place != "local":
         parser.error("--torchft needs --place local")
     wrong = 0
@@ -191,11 +212,11 @@ def main() -> int:
             kills = outcome["kills"]
             same = outcome["result"] == plain["result"]
             wrong += not same
-            more = max(outcome["batches"]) - steps
+            more, what = max(outcome["batches"]) - steps, "warnings" if way == "warned" else "kills"
             print(
-                f"{way}: {len(kills)} kills in {outcome['seconds']:.1f} s; at full speed again after "
-                f"{statistics.median(kills or [0]):.2f} s (longest {max(kills or [0]):.2f}); "
-                f"{more / max(len(kills), 1):.2f} batches computed twice for each kill; goodput "
+                f"{way}: {len(kills)} {what} in {outcome['seconds']:.1f} s; at full speed "
+                f"again after {statistics.median(kills or [0]):.2f} s (longest {max(kills or [0]):.2f}); "
+                f"{more / max(len(kills), 1):.2f} batches computed twice for each; goodput "
                 f"{plain['seconds'] / outcome['seconds']:.3f}; numbers {'the same' if same else 'DIFFER'}",
                 flush=True,
             )

@@ -6,6 +6,10 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+import numpy
+
+from spark_estimator.collectives import arrays, launcher_link, preemption
+
 # The first rank's clock is asked so often in the time between two checkpoints, so they are late by a tenth at most.
 _QUESTIONS = 10
 
@@ -73,6 +77,17 @@ class Schedule:
         self._ask_after = max(1, int(steps_a_second * self._seconds / _QUESTIONS))
         self._asked_after = self._since
         return passed >= self._seconds
+
+
+def find_new_warning() -> bool:
+    """Return whether some rank has a warning (`preemption`) that it has told no other. A collective: a byte each."""
+    link, watch = launcher_link.link(), preemption.watch()
+    if link is not None:
+        link.exchange_warnings()
+    is_new = bool(watch.reason) and not watch.is_told
+    of_ranks = arrays.allgather(numpy.array([is_new], numpy.uint8), "checkpoint.warning")
+    watch.is_told |= is_new
+    return bool(of_ranks.any())
 
 
 def read_clock() -> float:

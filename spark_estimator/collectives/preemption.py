@@ -2,7 +2,7 @@
 
 ``SPARK_ESTIMATOR_PREEMPTION_SIGNAL`` and ``SPARK_ESTIMATOR_PREEMPTION_COMMAND`` choose the first two; ``init()`` begins
 to watch. Nothing happens here but a note: a job acts on it between two steps, where all ranks are at the same one
-(``elastic.warning``), and its launcher then moves the rank (``launch.elastic.placement``).
+(``checkpoint.schedule``, ``elastic``), and its launcher then moves the rank (``launch.elastic.placement``).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PreemptionWatch:
                     command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
                 )
                 if done.returncode == 0:
-                    self.note(f"{command[0]} said: {(done.stdout.strip().splitlines() or ['nothing'])[0][:200]}")
+                    self.note(f"{command[0]} printed: {(done.stdout.strip().splitlines() or ['nothing'])[0][:200]}")
             except subprocess.TimeoutExpired:
                 continue
             except OSError as error:

@@ -65,6 +65,7 @@ class FrameworkTraining(Protocol):
         framework: `TrainSpec.framework`.
         recovers: `train` continues after the loss of a rank in an elastic job whose ranks read rows of files: within a
             step, or from the last checkpoint (`restarting`).
+        saves_within: `train` can continue from a checkpoint within an epoch.
     """
 
     labels: list[str]
@@ -73,6 +74,7 @@ class FrameworkTraining(Protocol):
     train: Callable[[TrainSpec], TrainResult | None]
     framework: Any
     recovers: bool
+    saves_within: bool
 
     @property
     def state_bytes(self) -> int:
@@ -290,7 +292,7 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             large=model_transfer.LARGE,
             owner=run_lease.make_owner(),
             framework=training.framework,
-            heeds_warnings=value("store") is not None and expects_warnings(),
+            heeds_warnings=value("store") is not None and training.saves_within and expects_warnings(),
             initial=training.compute_digest() if value("run_id") and value("store") is not None else "",
             **plan.to_spec_fields(),
         )

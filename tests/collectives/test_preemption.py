@@ -66,7 +66,7 @@ def test_a_command_is_asked_again_and_again_until_it_succeeds(tmp_path: Path) ->
     )
     script.chmod(0o755)
     program = "preemption.ASK_SECONDS = 1\npreemption.watch().begin(Settings.read())\nwait()\n"
-    assert run(program, SPARK_ESTIMATOR_PREEMPTION_COMMAND=str(script)) == f"{script} said: terminate at noon\n"
+    assert run(program, SPARK_ESTIMATOR_PREEMPTION_COMMAND=str(script)) == f"{script} printed: terminate at noon\n"
 
 
 def test_a_setting_that_cannot_be_used_is_refused() -> None:
@@ -78,8 +78,8 @@ def test_a_setting_that_cannot_be_used_is_refused() -> None:
 
 def warned(rank: int) -> list[bool]:
     """What a rank knows at four steps; rank 1 is warned before the third."""
+    from spark_estimator.checkpoint.schedule import find_new_warning
     from spark_estimator.collectives import context, preemption
-    from spark_estimator.elastic.warning import find_new_warning
 
     context.init()
     results = []

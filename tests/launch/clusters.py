@@ -95,7 +95,9 @@ def daemon(role: Role, folder: Path, host: Host | None = None, **env: str) -> It
 
 
 @contextlib.contextmanager
-def standalone(folder: Path, addresses: Sequence[str] = ("127.0.0.1", "127.0.0.1")) -> Iterator[str]:
+def standalone(
+    folder: Path, addresses: Sequence[str] = ("127.0.0.1", "127.0.0.1"), settings: Sequence[str] = ()
+) -> Iterator[str]:
     """A master and workers of two cores and two pretended GPUs each, at addresses of this host.
 
     Spark takes workers at different addresses for different hosts. Yields the master's address.
@@ -104,7 +106,9 @@ def standalone(folder: Path, addresses: Sequence[str] = ("127.0.0.1", "127.0.0.1
     script.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     (folder / "worker.conf").write_text(
-        f"spark.worker.resource.gpu.amount 2\nspark.worker.resource.gpu.discoveryScript {script}\n"
+        "\n".join(
+            [f"spark.worker.resource.gpu.amount 2\nspark.worker.resource.gpu.discoveryScript {script}", *settings]
+        )
     )
     with contextlib.ExitStack() as stack:
         role = spark_daemons.master_role()

@@ -104,7 +104,7 @@ class _KerasTraining:
         self.framework: Any = parts
         self._model = value("model")
         self.output_kinds: Sequence[OutputKind] = output_kinds
-        self.recovers = True
+        self.recovers = self.saves_within = True
         self._trial = KerasTrial(parts, self._model, self.custom)
         self.trial: Trial = self._trial
         self.train: Callable[[TrainSpec], TrainResult | None] = keras_start.train

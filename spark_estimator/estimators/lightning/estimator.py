@@ -18,7 +18,7 @@ from spark_estimator.estimators.lightning.check import LightningTrial
 from spark_estimator.estimators.lightning.keywords import LightningEstimatorKeywords
 from spark_estimator.estimators.lightning.model import TorchModel
 from spark_estimator.estimators.lightning.params import ESTIMATOR, WITHOUT_EFFECT
-from spark_estimator.estimators.lightning.parts import LightningParts, make_parts
+from spark_estimator.estimators.lightning.parts import LightningParts, find_checkpoint_obstacle, make_parts
 from spark_estimator.estimators.lightning.training import train
 from spark_estimator.estimators.params import add_params
 from spark_estimator.estimators.protocol import add_ineffective
@@ -93,13 +93,15 @@ class TorchEstimator(LightningEstimatorKeywords, TorchFiles, estimator.TableEsti
         parts, labels = make_parts(self._value)
         if parts.plain is not None:
             advice.warn_of_metrics(parts.plain)
-        return _LightningTraining(parts, labels)
+        saves_within = not find_checkpoint_obstacle(self._value("model"), self._value)
+        return _LightningTraining(parts, labels, saves_within=saves_within)
 
 
 class _LightningTraining:
     """See `estimator.FrameworkTraining`."""
 
-    def __init__(self, parts: LightningParts, labels: list[str]) -> None:
+    def __init__(self, parts: LightningParts, labels: list[str], *, saves_within: bool) -> None:
+        self.saves_within = saves_within
         self.framework: Any = parts
         self.labels = labels
         self.recovers = True

@@ -90,7 +90,9 @@ def make_parts(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
         )
     if hasattr(model, "_orig_mod"):
         raise ValueError("model was wrapped by torch.compile: pass the module itself, and compile=True.")
-    _check_checkpoints(model, value)
+    for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
+        if value(name) is not None and (obstacle := find_checkpoint_obstacle(model, value)):
+            raise ValueError(f"{name}: {obstacle}")
     flavour = find_flavour(model)
     plain = None
     if flavour is None:
@@ -145,27 +147,25 @@ def make_parts(value: Callable[[str], Any]) -> tuple[LightningParts, list[str]]:
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
 
 
-def _check_checkpoints(model: Any, value: Callable[[str], Any]) -> None:
-    """Raise ValueError for checkpoints within an epoch that would lack something of the epoch."""
+def find_checkpoint_obstacle(model: Any, value: Callable[[str], Any]) -> str:
+    """Return why checkpoints within an epoch would lack something of the epoch; '' where they do not."""
     averaging = [each for each in value("callbacks") if {kind.__name__ for kind in type(each).__mro__} & _AVERAGING]
-    for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
-        if value(name) is None:
-            continue
-        if "training_epoch_end" in find_epoch_ends(model):
-            raise ValueError(
-                f"{name}: {type(model).__name__} has training_epoch_end(), which gets what all steps of an epoch have "
-                "returned. Replace it by on_train_epoch_end()."
-            )
-        if averaging:
-            raise ValueError(
-                f"{name}: {type(averaging[0]).__name__} keeps an average of weights that a checkpoint within an epoch "
-                f"does not have. Leave {name} out: there is a checkpoint after each epoch."
-            )
-        if value("sync") != "allreduce":
-            raise ValueError(
-                f"{name}: with sync={value('sync')!r} each checkpoint would exchange the parameters, which ranks do "
-                f"every inner_steps={value('inner_steps')} steps. Leave {name} out: each epoch ends with a checkpoint."
-            )
+    if "training_epoch_end" in find_epoch_ends(model):
+        return (
+            f"{type(model).__name__} has training_epoch_end(), which gets what all steps of an epoch have returned. "
+            "Replace it by on_train_epoch_end()."
+        )
+    if averaging:
+        return (
+            f"{type(averaging[0]).__name__} keeps an average of weights that a checkpoint within an epoch does not "
+            "have. Leave this out: there is a checkpoint after each epoch."
+        )
+    if value("sync") != "allreduce":
+        return (
+            f"with sync={value('sync')!r} each checkpoint would exchange the parameters, which ranks do every "
+            f"inner_steps={value('inner_steps')} steps. Leave this out: each epoch ends with a checkpoint."
+        )
+    return ""
 
 
 def find_flavour(item: Any) -> str | None:

@@ -22,11 +22,10 @@ from typing import Any, Protocol
 import numpy
 
 from spark_estimator.checkpoint.file_saver import DirectSaver, FileSaver, make_saver
-from spark_estimator.checkpoint.schedule import Schedule, read_clock
+from spark_estimator.checkpoint.schedule import Schedule, find_new_warning, read_clock
 from spark_estimator.checkpoint.writer_link import Report
 from spark_estimator.collectives import arrays, context
 from spark_estimator.collectives.objects import broadcast_object
-from spark_estimator.elastic.warning import find_new_warning
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence import run_lease
 from spark_estimator.estimators.persistence.run_identity import Identity, drop_values, find_differences

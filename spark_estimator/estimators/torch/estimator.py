@@ -66,7 +66,7 @@ class _TorchTraining:
         self.framework: Any = parts
         self.labels = labels
         # A user's function has no point at which all ranks have finished a step.
-        self.recovers = parts.minibatch is None
+        self.recovers, self.saves_within = parts.minibatch is None, True
         self.state_bytes = sum(
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )

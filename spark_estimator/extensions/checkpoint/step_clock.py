@@ -14,7 +14,6 @@ import torch
 
 from spark_estimator.checkpoint import schedule
 from spark_estimator.collectives import launcher_link
-from spark_estimator.elastic.warning import find_new_warning
 from spark_estimator.env import ATTEMPT_VARIABLE, Settings
 from spark_estimator.errors import DataError
 from spark_estimator.extensions.checkpoint import folders
@@ -72,7 +71,7 @@ class StepClock:
             every_steps,
             every,
             _get_first_clock if is_initialized() else schedule.read_clock,
-            find_new_warning if self._heeds_warnings and is_initialized() else None,
+            schedule.find_new_warning if self._heeds_warnings and is_initialized() else None,
         )
         if self.continues:
             self._schedule.resume(since, passed)
@@ -115,8 +114,8 @@ class StepClock:
             steps = counted.steps + (self._count_commits() or 0) - (counted.commits or 0)
             since, passed = max(steps - counted.last_steps, 0), schedule.read_clock() - counted.last_time
             generation = counted.generation
-        own = (steps, since, passed, generation, self._heeds_warnings, group)
-        of_ranks = allgather_object(own, name="checkpoint.group")
+        counted_here = (steps, since, passed, generation, self._heeds_warnings, group)
+        of_ranks = allgather_object(counted_here, name="checkpoint.group")
         *_, self._heeds_warnings, group = of_ranks[0]
         if launcher_link.link() is None:
             return folders.Folder(self._find_generation(), -1, group, 0), 0, 0, 0.0

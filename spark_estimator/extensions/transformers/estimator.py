@@ -202,7 +202,7 @@ class _TextTraining:
     def __init__(self, parts: TextParts, value: Callable[[str], Any]) -> None:
         self.framework: Any = parts
         self.labels = ["labels"]
-        self.recovers = True
+        self.recovers = self.saves_within = True
         made = parts.make_parts()
         parts.recipe.check_schedule(None, made.optimizer, value, made.metric_names)
         assert isinstance(made.model, TextModule)

@@ -217,6 +217,7 @@ class ElasticJob:
 
     def _note_warning(self, process: Process, reason: str, now: float) -> None:
         """Have a process leave whose machine is about to be taken back, as soon as the others can continue."""
+        process.is_warned = True
         may_move = self._placement.note_warning(process.number, now)
         plan = "its state moves as soon as another process is ready" if may_move else "there is no other host to use"
         self._report(f"{process} is about to lose its machine ({reason}): {plan}")
@@ -293,7 +294,9 @@ class ElasticJob:
     def _release(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             process = self._processes[number]
-            self._report(f"process {process.worker.pid} on host {process.host} is stopped: its slot was removed")
+            host = process.host if process.facts is None else process.facts.host
+            reason = "its state has moved" if process.is_warned else "its slot was removed"
+            self._report(f"process {process.worker.pid} on host {host} is stopped: {reason}")
             process.is_released = True
             self._placement.leave(number)
             process.worker.stop("because its slot was removed")

@@ -51,7 +51,7 @@ class Placement:
         cooldown: None: a host that is out stays out.
 
     Attributes:
-        warnings: processes that are to be told that their machines are taken back, and why; of launchers that know.
+        warnings: processes that the launcher has to warn, and why their machines are taken back.
     """
 
     def __init__(self, hosts: Sequence[Host], cooldown: Cooldown | None = None) -> None:

@@ -37,6 +37,7 @@ class Process:
         facts: where it listens, once `started` is set; None when it could not be started.
         ready: its last request for the next round; None while it is in one.
         pid: of the rank itself, which may be a child of the process that was started for it; 0 while it is unknown.
+        is_warned: its machine is about to be taken back.
         is_released: whether it was asked to end, since its slot was removed.
     """
 
@@ -47,6 +48,7 @@ class Process:
         self.facts: PeerFacts | None = None
         self.ready: Ready | None = None
         self.pid = 0
+        self.is_warned = False
         self.is_released = False
         self.started = threading.Event()
         self._events = events

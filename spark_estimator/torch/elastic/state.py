@@ -210,7 +210,7 @@ class TorchState(ObjectState):
             optimizer.register_step_pre_hook(self._keeper.agree)
 
     def check_host_updates(self) -> None:
-        """See `State`; where steps are kept, all ranks have agreed in the last step, without a message of its own."""
+        """See `State`; where steps are kept, all ranks have agreed on this in the last step."""
         if self._keeper is None:
             super().check_host_updates()
         elif self._keeper.announced:

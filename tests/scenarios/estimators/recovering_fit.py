@@ -3,7 +3,8 @@ with a rank that is killed, or warned that its machine is about to be taken back
 
 Arguments: the master; a folder that driver and executors share; the name of the signal that rank 1 gets; the kinds of
 fits. After SIGKILL there is no slot but the lost rank's, and Spark gives its tasks GPUs (they are not there). After a
-warning a third slot is free. It prints what it has found out of each on a line ``RESULT {...}``.
+warning other slots are free. SIGPWR goes to the rank's Spark worker, which decommissions itself. It prints what it has
+found out of each on a line ``RESULT {...}``.
 """
 
 import json
@@ -27,7 +28,17 @@ SETTINGS = {
     "spark.executor.cores": "2",
     "spark.cores.max": "2" if KILLS else "4",
     **({"spark.executor.resource.gpu.amount": "2", "spark.task.resource.gpu.amount": "1"} if KILLS else {}),
+    "spark.decommission.enabled": str(SIGNAL is signal.SIGPWR).lower(),
 }
+
+
+def victim():
+    """The process that gets the signal."""
+    pid, names = os.getpid(), []
+    while SIGNAL is signal.SIGPWR and b"worker.Worker" not in b"".join(names[-1:]):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        names.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return pid
 
 
 class Loss(torch.nn.MSELoss):
@@ -51,7 +62,7 @@ class Loss(torch.nn.MSELoss):
                 killed = Path(self.notes, "killed")
                 if not killed.exists():
                     killed.touch()
-                    os.kill(os.getpid(), SIGNAL)
+                    os.kill(victim(), SIGNAL)
             if self.calls > 9 and self.dies and not KILLS:
                 time.sleep(0.05)  # while another process starts
         return super().forward(output, label)

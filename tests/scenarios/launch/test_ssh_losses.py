@@ -224,3 +224,45 @@ def test_a_rank_on_another_network_is_replaced_within_a_step(network: Network, t
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists() and "round 2 starts with 4 ranks" in done.stderr
     assert done.stdout.count("weights [[-80.0, -80.0]] of 4") == 4, done.stdout
+
+
+def warned_program() -> str:
+    """`RECOVERING`, but for rank 0, whose agent gets SIGTERM at step 7; each step takes 50 ms, and is printed."""
+    changes = {
+        "import os, signal": "import os, signal, time",
+        "state.step < 20": "state.step < 150",
+        "(7, 2)": "(7, 0)",
+        "os.kill(os.getpid(), signal.SIGKILL)": "os.kill(parent(os.getppid()), signal.SIGTERM)",
+        "        optimizer.step()": "        say_step(state.step)\n        optimizer.step()",
+        "hvd.size(), f": "hvd.size(), 'on', os.environ['HOROVOD_HOSTNAME'], f",
+        "killed = ": """
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+def say_step(step):
+    time.sleep(0.05)
+    print("step", step, "of", hvd.rank(), flush=True)
+
+killed = """,
+    }
+    program = RECOVERING
+    for old, new in changes.items():
+        assert old in program
+        program = program.replace(old, new)
+    return program
+
+
+def test_the_ranks_of_a_warned_host_move_and_no_step_is_repeated(network: Network, tmp_path: Path) -> None:
+    """Rank 0's agent gets SIGTERM; the other host has a free slot."""
+    here, there = network.hosts
+    (tmp_path / "train.py").write_text(warned_program())
+    with ssh_hosts(tmp_path, {"far": there.address}, [there.entered()]) as hosts, here.entered():
+        flags = ("-np", "2", "--min-np", "2", "--max-np", "2", "-H", f"far:1,{here.address}:2")
+        variables = {"SPARK_ESTIMATOR_PREEMPTION_SIGNAL": "TERM"}
+        done = horovodrun(hosts, *flags, "python", str(tmp_path / "train.py"), folder=tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 (host far, pid " in done.stderr and "is about to lose its machine (it got SIGTERM)" in done.stderr
+    assert f"starting 1 more on {here.address}" in done.stderr and "lost rank" not in done.stderr
+    steps = re.findall(r"step (\d+) of (\d)", done.stdout)
+    assert sorted(steps) == sorted((str(step), str(rank)) for step in range(150) for rank in range(2))
+    assert done.stdout.count(f"weights [[-300.0, -300.0]] of 2 on {here.address}") == 2, done.stdout
