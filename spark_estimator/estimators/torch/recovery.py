@@ -257,7 +257,9 @@ def train_with_recovery(training: RecoverableTraining, spec: TrainSpec) -> Train
         rank_run = training.begin(None if begun is None else begun.run, process.read)
         if begun is None:
             begun = BegunRun(rank_run.known, training.find_left_out(rank_run), process.count_most_ranks())
-        if not steps_locally:
+        if steps_locally:  # a lost rank's copy was sent before the step moved the rates
+            trainer.stepper.rates.load_state_dict(state.stepper)
+        else:
             trainer.stepper.load_state_dict(state.stepper)
         trainer.take_size(state.rate_factor)
         state.rate_factor = trainer.rate_factor

@@ -42,7 +42,10 @@ def victim():
 
 
 class Loss(torch.nn.MSELoss):
-    """Writes down each step, its rank and device; sends rank 1's process the signal at the ninth step if it shall."""
+    """Writes down each step, its rank and device; sends rank 1's process the signal in the second epoch if it shall.
+
+    That is after an exchange of ranks that step alone, and before the epoch's end.
+    """
 
     def __init__(self, notes, dies):
         super().__init__()
@@ -58,12 +61,12 @@ class Loss(torch.nn.MSELoss):
             place = Path(self.notes, f"{hvd.rank()}-{os.environ.get('CUDA_VISIBLE_DEVICES')}-{os.getpid()}")
             with place.open("a") as file:
                 file.write(".")
-            if self.dies and hvd.rank() == 1 and self.calls == 9:
+            if self.dies and hvd.rank() == 1 and self.calls == 11:
                 killed = Path(self.notes, "killed")
                 if not killed.exists():
                     killed.touch()
                     os.kill(victim(), SIGNAL)
-            if self.calls > 9 and self.dies and not KILLS:
+            if self.calls > 11 and self.dies and not KILLS:
                 time.sleep(0.05)  # while another process starts
         return super().forward(output, label)
 
@@ -82,12 +85,12 @@ def fit(frame, kind, notes, dies):
     model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
     parameters = {"store": Store.create(f"{folder}/store"), "materialize": kind != "rows by Spark"}
     parameters |= {
-        "files": {},
+        "files": {"lr_scheduler": "linear"},
         "cache_bytes": {"cache_bytes": 1000, "buffer_bytes": 1000},
         "transformation_fn": {"transformation_fn": blur},
         "decoders": {"decoders": {"x": decode}},
         "rows by Spark": {},
-        "local_sgd": {"sync": "local_sgd", "inner_steps": 4},
+        "local_sgd": {"sync": "local_sgd", "inner_steps": 4, "lr_scheduler": "linear"},
         "diloco": {"sync": "diloco", "inner_steps": 4},
     }[kind]
     estimator = TorchEstimator(
