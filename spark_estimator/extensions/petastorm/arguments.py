@@ -140,9 +140,7 @@ def check_others(call: str, others: Mapping[str, Any]) -> None:
     """
     for name, value in others.items():
         if name in _REFUSED and value is not None:
-            raise ValueError(
-                f"{call}: {name} is not supported; {_REFUSED[name]}. Or set reader='petastorm' for a converter."
-            )
+            raise ValueError(f"{call}: {name} is not supported; {_REFUSED[name]}.")
         if name not in _WITHOUT_EFFECT and name not in _REFUSED:
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
     warn_without_effect(name for name, value in others.items() if value is not None and name in _WITHOUT_EFFECT)

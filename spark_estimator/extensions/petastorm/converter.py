@@ -14,7 +14,7 @@ from spark_estimator.data.columns import make_raw
 from spark_estimator.data.parquet import DataFiles
 from spark_estimator.data.scan import ThroughSpark, find_just_files
 from spark_estimator.errors import DataError
-from spark_estimator.extensions.petastorm import cache, handover
+from spark_estimator.extensions.petastorm import cache
 from spark_estimator.extensions.petastorm.arguments import (
     ReaderArguments,
     check_others,
@@ -126,8 +126,6 @@ class SparkDatasetConverter:
         workers_count: int | None = None,
         shuffling_queue_capacity: int = 0,
         data_loader_fn: Callable[..., Any] | None = None,
-        *,
-        reader: str = "native",
         **petastorm_reader_kwargs: Any,
     ) -> AbstractContextManager[Any]:
         """Return a context manager that returns a loader of batches: dicts of tensors by the columns' names.
@@ -139,21 +137,15 @@ class SparkDatasetConverter:
             shuffling_queue_capacity: as in `DataLoader`.
             data_loader_fn: makes the loader: a class of `petastorm.pytorch`, or a function of a reader,
                 ``batch_size`` and ``shuffling_queue_capacity``; None: `DataLoader`.
-            reader: "native"; or "petastorm", in an environment in which that works: it reads the files.
             petastorm_reader_kwargs: as in `make_batch_reader`: cur_shard, shard_count, transform_spec, predicate,
                 schema_fields, seed and others.
 
         Raises:
             DataError: a column cannot be read as tensors.
-            PythonEnvironmentError: petastorm does not work with the versions that are installed here.
             TypeError, ValueError: as in `make_batch_reader`.
         """
-        if reader not in ("native", "petastorm"):
-            raise ValueError(f"reader must be 'native' or 'petastorm'; got {reader!r}.")
         arguments = {"num_epochs": num_epochs, "workers_count": workers_count, **petastorm_reader_kwargs}
         sizes = {"batch_size": batch_size, "shuffling_queue_capacity": shuffling_queue_capacity}
-        if reader == "petastorm":
-            return self._hand_over(data_loader_fn, sizes, arguments)
         from spark_estimator.extensions.petastorm.loader import BatchedDataLoader, DataLoader
 
         made = self._make_reader("make_torch_dataloader", arguments)
@@ -205,24 +197,6 @@ class SparkDatasetConverter:
         schema = choose_fields(files, wanted_fields, self.cache_dir_url)
         return build_reader(files, schema, shared, batched=True, precision=self.precision)
 
-    def _hand_over(
-        self, make: Callable[..., Any] | None, sizes: Mapping[str, int], arguments: Mapping[str, Any]
-    ) -> AbstractContextManager[Any]:
-        """Return the loader of petastorm itself, which gives the types that the files have."""
-        files = DatasetFiles.from_files(self.files)
-        columns = list(choose_fields(files, arguments.get("schema_fields"), self.cache_dir_url).fields)
-        handover.check()
-        kinds = [self.files.kinds[name].removeprefix("array<").rstrip(">") for name in columns]
-        other = {None: "", "float32": "double", "float64": "float"}[self.precision]
-        if self.written is None and any(kind in (other, "vector") for kind in kinds):
-            raise DataError(
-                "petastorm reads the DataFrame's files as they are: make the converter with read_files=False, which "
-                "writes them in the types that dtype names, or with dtype=None."
-            )
-        # Petastorm returns named columns in any order.
-        named = None if columns == list(files.kinds) else [re.escape(name) for name in columns]
-        return handover.open_loader(self.file_urls, make, sizes, {**arguments, "schema_fields": named})
-
     def delete(self) -> None:
         """Remove the files that were written for the converter; files that existed before stay."""
         if self.written is None:
@@ -251,8 +225,11 @@ def _find_readable(frame: DataFrame) -> list[str]:
 @contextmanager
 def _open_loader(loader: Any, reader: Reader) -> Iterator[Any]:
     """Yield a loader of the user's own; at the end its reader is stopped."""
-    with handover.stop_reader(reader):
+    try:
         yield loader
+    finally:
+        reader.stop()
+        reader.join()
 
 
 def _to_url(path: str) -> str:

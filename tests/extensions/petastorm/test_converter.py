@@ -95,8 +95,6 @@ def test_ranks_read_a_converter_s_shares(numbers: str) -> None:
 
 
 def test_arguments_of_a_converter(numbers: str) -> None:
-    with pytest.raises(ValueError, match="reader must be 'native' or 'petastorm'"):
-        make_spark_converter(numbers).make_torch_dataloader(reader="other")
     with pytest.raises(ValueError, match="dtype must be 'float32', 'float64' or None; got 'float16'"):
         make_spark_converter(numbers, dtype="float16")
     with pytest.raises(ValueError, match=r"compression_codec must be one of uncompressed, .*; got 'zip'"):

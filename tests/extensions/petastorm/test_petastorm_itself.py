@@ -25,11 +25,10 @@ import petastorm
 import torch
 from petastorm import codecs
 from petastorm.etl.dataset_metadata import materialize_dataset
-from petastorm.pytorch import BatchedDataLoader, DataLoader
+from petastorm.pytorch import DataLoader
 from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row
 
 from spark_estimator.data import petastorm as ours
-from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,31 +106,10 @@ def test_a_converter_gives_what_petastorm_s_gives(spark: SparkSession, tmp_path:
     with make_spark_converter(frame).make_torch_dataloader(16, 1, reader_pool_type="dummy") as loader:
         theirs = sorted_rows(loader)
     converter = ours.make_spark_converter(frame)
-    for reader in ("native", "petastorm"):
-        with converter.make_torch_dataloader(16, 2, reader=reader) as loader:
-            batches = list(loader)
-        assert [len(batch["id"]) for batch in batches] == [16] * 12 + [8], reader
-        rows = sorted_rows(batches)
-        assert_same({name: values[::2] for name, values in rows.items()}, theirs)
-    with converter.make_torch_dataloader(16, 1, data_loader_fn=BatchedDataLoader, reader="petastorm") as loader:
-        assert_same(sorted_rows(loader), theirs)
-    shards = []
-    for shard in range(2):
-        # Shards of petastorm's are row groups.
-        with converter.make_torch_dataloader(
-            16, 1, cur_shard=shard, shard_count=2, schema_fields=["id"], reader="petastorm"
-        ) as loader:
-            shards += sorted_rows(loader)["id"].tolist()
-    assert sorted(shards) == list(range(100))
-
-
-def test_files_in_other_types_than_were_asked_for(spark: SparkSession, tmp_path: Path) -> None:
-    spark.range(10).selectExpr("id", "sqrt(id) root").write.parquet(f"{tmp_path}/set")
-    converter = ours.make_spark_converter(spark.read.parquet(f"{tmp_path}/set"))
-    with pytest.raises(DataError, match=r"petastorm reads the DataFrame's files as they are.*read_files=False"):
-        converter.make_torch_dataloader(reader="petastorm")
-    with converter.make_torch_dataloader(10, 1, reader="petastorm", schema_fields=["id"]) as loader:
-        assert sorted_rows(loader)["id"].tolist() == list(range(10))
+    with converter.make_torch_dataloader(16, 2) as loader:
+        batches = list(loader)
+    assert [len(batch["id"]) for batch in batches] == [16] * 12 + [8]
+    assert_same({name: values[::2] for name, values in sorted_rows(batches).items()}, theirs)
 
 
 N = 20
