@@ -187,7 +187,7 @@ class DataFile:
         live = self.live[group] if self.live else None
         for batch in batches if live is None else live.select(batches):
             check_calendar(self.path, legacy, batch)
-            if self.is_plain:
+            if not (self.constants or self.stored or self.types):
                 yield batch.select(list(columns))
                 continue
             arrays = [
