@@ -1,12 +1,13 @@
 """A user's driver program: fits whose rows come to the ranks in several ways, each of them once without a loss and once
 with a rank that is killed, or warned that its machine is about to be taken back.
 
-Arguments: the master; a folder that driver and executors share; the name of the signal that rank 1 gets; the kinds of
-fits. After SIGKILL there is no slot but the lost rank's, and Spark gives its tasks GPUs (they are not there). After a
-warning other slots are free. SIGPWR goes to the rank's Spark worker, which decommissions itself. It prints what it has
-found out of each on a line ``RESULT {...}``.
+Arguments: the master; a folder that driver and executors share; the name of the signal that rank 1 gets, and how often,
+as ``SIGKILL:30``; the kinds of fits. After one SIGKILL there is no slot but the lost rank's, and Spark gives its tasks
+GPUs (they are not there); after several, and after a warning, other slots are free. SIGPWR goes to the rank's Spark
+worker, which decommissions itself. It prints what it has found out of each on a line ``RESULT {...}``.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -22,12 +23,14 @@ from spark_estimator import TorchEstimator
 from spark_estimator.store import Store
 
 where, folder, name, *kinds = sys.argv[1:]
-SIGNAL = signal.Signals[name]
+name, _, count = name.partition(":")
+SIGNAL, COUNT = signal.Signals[name], int(count or 1)
 KILLS = SIGNAL is signal.SIGKILL
+HAS_GPUS = KILLS and COUNT == 1
 SETTINGS = {
     "spark.executor.cores": "2",
-    "spark.cores.max": "2" if KILLS else "4",
-    **({"spark.executor.resource.gpu.amount": "2", "spark.task.resource.gpu.amount": "1"} if KILLS else {}),
+    "spark.cores.max": "2" if HAS_GPUS else "4",
+    **({"spark.executor.resource.gpu.amount": "2", "spark.task.resource.gpu.amount": "1"} if HAS_GPUS else {}),
     "spark.decommission.enabled": str(SIGNAL is signal.SIGPWR).lower(),
 }
 
@@ -60,11 +63,11 @@ class Loss(torch.nn.MSELoss):
             self.calls += 1
             place = Path(self.notes, f"{hvd.rank()}-{os.environ.get('CUDA_VISIBLE_DEVICES')}-{os.getpid()}")
             with place.open("a") as file:
-                file.write(".")
+                file.write(f"{time.time()}\n")
             if self.dies and hvd.rank() == 1 and self.calls == 11:
-                killed = Path(self.notes, "killed")
-                if not killed.exists():
-                    killed.touch()
+                sent = len(list(Path(self.notes).glob("sent*")))
+                if sent < COUNT:
+                    Path(self.notes, f"sent{sent}").touch()
                     os.kill(victim(), SIGNAL)
             if self.calls > 11 and self.dies and not KILLS:
                 time.sleep(0.05)  # while another process starts
@@ -100,17 +103,23 @@ def fit(frame, kind, notes, dies):
         feature_cols=["x"],
         label_cols=["y"],
         num_proc=2,
-        epochs=3 if KILLS else 30,
+        epochs=1 + 2 * COUNT if KILLS else 30,
         batch_size=20,
         validation=0.1,
         random_seed=3,
-        max_restarts=1,
+        max_restarts=COUNT,
         **parameters,
     )
     trained = estimator.fit(frame)
     weights = [value.tolist() for value in trained.getModel().state_dict().values()]
-    places = {path.name: path.stat().st_size for path in Path(notes).iterdir() if path.name != "killed"}
+    places = {path.name: [*map(float, path.read_text().split())] for path in Path(notes).glob("*-*")}
     return [repr(trained.getHistory()), weights], places
+
+
+def find_gaps(times):
+    """Seconds from the last step of each process of rank 1 to the first of the next one."""
+    times = sorted(times)
+    return [round(after[0] - before[-1], 2) for before, after in itertools.pairwise(times)]
 
 
 def main():
@@ -131,7 +140,8 @@ def main():
         )
         results[kind] = {
             "same": whole == after,
-            "repeated": sum(disturbed.values()) - sum(undisturbed.values()),
+            "repeated": sum(map(len, disturbed.values())) - sum(map(len, undisturbed.values())),
+            "seconds": find_gaps([times for name, times in disturbed.items() if name.startswith("1-")]),
             "places": sorted(name.rpartition("-")[0] for name in disturbed),
             "left": [path.name for path in Path(folder).glob("store/*") if "copy" in path.name],
         }
