@@ -1,8 +1,8 @@
-"""A user's driver program: fits of Lightning's estimator on files, of which one loses the executor of a rank, while a
-process on standby waits in another executor.
+"""A user's driver program: fits of Lightning's estimator on files, of which one loses the executor of a rank, or is
+warned that it will, while a process on standby waits in another executor.
 
-Arguments: the master, with three executors of one core; a folder that driver and executors share. It prints what it has
-found out on a line ``RESULT {...}``.
+Arguments: the master, with three executors of one core; a folder that driver and executors share; "killed" or "warned".
+It prints what it has found out on a line ``RESULT {...}``.
 """
 
 import json
@@ -12,7 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-where, folder = sys.argv[1:]
+where, folder, harm = sys.argv[1:]
+if harm == "warned":
+    os.environ["SPARK_ESTIMATOR_PREEMPTION_SIGNAL"] = "USR1"
 os.environ["SPARK_ESTIMATOR_STANDBY"] = "1"
 
 import lightning.pytorch as pl  # noqa: E402  # after the setting
@@ -24,7 +26,7 @@ from spark_estimator.store import Store  # noqa: E402  # as above
 
 
 class Learner(pl.LightningModule):
-    """Rank 1 kills its executor once, in the second epoch, when as many processes as `awaited` have begun."""
+    """Rank 1 is harmed once, in the second epoch, when as many processes as `awaited` have begun."""
 
     def __init__(self, folder, awaited):
         super().__init__()
@@ -48,8 +50,13 @@ class Learner(pl.LightningModule):
                 time.sleep(0.05)
             if self.trainer.global_rank == 1:
                 killed.touch()
-                os.kill(executor(), signal.SIGKILL)
-                time.sleep(60)
+                if harm == "warned":
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                else:
+                    os.kill(executor(), signal.SIGKILL)
+                    time.sleep(60)
+        if killed.exists() and self.trainer.current_epoch == 1:
+            time.sleep(0.2)  # while the launcher learns of a warning
         loss = torch.nn.functional.mse_loss(self(batch["x"]).reshape(-1), batch["y"])
         self.log("train_loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         return loss

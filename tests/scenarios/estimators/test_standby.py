@@ -18,17 +18,20 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(300)
-def test_a_process_on_standby_takes_the_rank_of_a_lost_executor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("harm", ["killed", "warned"])
+def test_a_process_on_standby_takes_the_rank_of_a_lost_executor(tmp_path: Path, harm: str) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     with clusters.driver(
-        Path(__file__).with_name("standby_fit.py"), "local-cluster[3,1,1024]", str(folder), folder=tmp_path
+        Path(__file__).with_name("standby_fit.py"), "local-cluster[3,1,1024]", str(folder), harm, folder=tmp_path
     ) as driver:
         results = driver.wait(270)
     assert results == {"same": True, "killed": True}
     lines = driver.output()
     assert lines.count("starting 1 processes that wait for the loss of a rank") >= 1
-    assert "lost rank 1" in lines and "round 2 starts with 2 ranks" in lines
+    assert ("lost rank 1" in lines) == (harm == "killed")
+    assert ("rank 1 (host" in lines and "is about to lose its machine" in lines) == (harm == "warned")
+    assert "round 2 starts with 2 ranks" in lines
 
 
 @pytest.mark.timeout(330)
