@@ -10,10 +10,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = """\
 FROM scratch AS executor
-COPY etc /etc
+COPY root /
 COPY --chown=185:0 home /home/spark
-COPY opt /opt
 ENV PATH={python}:/usr/bin:/bin HOME=/home/spark SPARK_HOME={spark} PYSPARK_PYTHON={python}/python \\
     PYTHONPATH={root} PYTHONUNBUFFERED=1 JAVA_HOME={java} PYTHONDONTWRITEBYTECODE=1
 WORKDIR /home/spark
@@ -67,7 +67,7 @@ class Cluster:
         names = self._engine.docker("ps", "--all", "--format", "{{.Names}}").split()
         return "".join(f"\n--- {name}\n{self._engine.docker('logs', '--tail', '30', name)}" for name in names)
 
-    def run_program(self, *arguments: str, on_steps: object = None, seconds: float = 400) -> str:
+    def run_program(self, *arguments: str, on_steps: Callable[[], object] | None = None, seconds: float = 400) -> str:
         """Run programs/steps.py in Jupyter's container, as its users do, and return its output.
 
         Args:
@@ -86,14 +86,16 @@ class Cluster:
         limit.start()
         lines = []
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            if on_steps is not None and len(re.findall(r"rank \d steps", "".join(lines))) == 2:
-                on_steps()
-                on_steps = None
-        limit.cancel()
-        process.wait(30)
-        return "".join(lines)
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if on_steps is not None and len(re.findall(r"rank \d steps", "".join(lines))) == 2:
+                    on_steps()
+                    on_steps = None
+        finally:
+            limit.cancel()
+        late = process.wait(30) == -signal.SIGKILL
+        return "".join(lines) + (f"== no end within {seconds:g} s{self.read_logs()}" if late else "")
 
 
 def prepare(folder: Path) -> Path:
@@ -103,14 +105,18 @@ def prepare(folder: Path) -> Path:
     checkout = folder / "checkout"
     shutil.copytree(ROOT / "docker", checkout / "docker", ignore=shutil.ignore_patterns("__pycache__"))
     image = folder / "image"
-    (image / "etc").mkdir(parents=True)
-    (image / "etc" / "passwd").write_text("root:x:0:0::/root:/bin/sh\nspark:x:185:0::/home/spark:/bin/sh\n")
-    (image / "etc" / "group").write_text("root:x:0:\n")
-    (image / "etc" / "nsswitch.conf").write_text("passwd: files\nhosts: files dns\n")
+    etc, opt, temporary = (image / "root" / name for name in ("etc", "opt", "tmp"))
+    etc.mkdir(parents=True)
+    (etc / "passwd").write_text("root:x:0:0::/root:/bin/sh\nspark:x:185:0::/home/spark:/bin/sh\n")
+    (etc / "group").write_text("root:x:0:\n")
+    (etc / "nsswitch.conf").write_text("passwd: files\nhosts: files dns\n")
     shutil.copytree(ROOT / "notebooks", image / "home" / "notebooks")
-    (image / "opt" / "spark-estimator").mkdir(parents=True)
-    shutil.copy(ROOT / "docker" / "entrypoint.sh", image / "opt")
-    shutil.copy(ROOT / "docker" / "demo.py", image / "opt" / "spark-estimator")
+    (opt / "spark-estimator").mkdir(parents=True)
+    shutil.copy(ROOT / "docker" / "entrypoint.sh", opt)
+    shutil.copy(ROOT / "docker" / "demo.py", opt / "spark-estimator")
+    # Of the image, as Debian's: a tmpfs loses its mode when Docker 20.10 starts a container again.
+    temporary.mkdir()
+    temporary.chmod(0o1777)
     python = Path(sys.executable).parent
     java = os.environ.get("JAVA_HOME") or str(Path(os.path.realpath(str(shutil.which("java")))).parents[1])
     spark = Path(pyspark.__file__).parent
@@ -118,10 +124,8 @@ def prepare(folder: Path) -> Path:
     parts = [ROOT, python.parent, python.parent.resolve(), Path(sys.base_prefix), Path(java), spark.resolve().parent]
     parts += [Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives", "/etc/java-17-openjdk")]
     mounts = sorted({f"{path.resolve()}:{path}:ro" for path in parts if path.exists()})
-    common = {"volumes": mounts, "tmpfs": ["/tmp:mode=1777,exec"]}
-    services: dict[str, dict[str, object]] = {
-        name: dict(common) for name in ("master", "worker-1", "worker-2", "connect", "jupyter")
-    }
+    names = ("master", "worker-1", "worker-2", "connect", "jupyter")
+    services: dict[str, dict[str, object]] = {name: {"volumes": mounts} for name in names}
     for name in ("master", "jupyter"):
         services[name]["build"] = {"context": str(image), "dockerfile": "Dockerfile"}
     for name in ("worker-1", "worker-2"):
