@@ -21,6 +21,7 @@ pytest.importorskip("pyspark")
 
 from spark_estimator.errors import PreflightError
 from spark_estimator.store import HDFSStore, Store, hdfs_client
+from tests.docs.page_blocks import blocks_of
 from tests.hadoop_daemons import Hadoop, start_hadoop
 from tests.store.hadoop import core_site
 
@@ -44,10 +45,10 @@ def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hadoop]:
             yield running
 
 
-def try_as(user: str, url: str) -> str:
-    """Return the results, of writing and reading in a folder, of another process that is this user."""
+def try_as(user: str, url: str, program: str = _PROGRAM) -> str:
+    """Return what another process prints that is this user; by default it writes and reads in a folder."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, url],
+        [sys.executable, "-c", program, url],
         env={**os.environ, "HADOOP_USER_NAME": user, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
@@ -84,6 +85,11 @@ def test_files(hadoop: Hadoop) -> None:
     hadoop.shell("-mkdir", "-p", "/viewed")
     Store.create("viewfs://view/data").write("viewfs://view/data/file", b"viewed")  # type: ignore[attr-defined]
     assert store.read("/viewed/file") == b"viewed"
+
+
+def test_the_program_of_the_page(hadoop: Hadoop) -> None:
+    program = blocks_of("docs/how-to/install/hdfs.md", "python")[0].text
+    assert try_as("root", hadoop.uri, program) == f"{hadoop.uri}/tmp/spark-estimator b'written'\n"
 
 
 def test_a_child_of_fork_has_a_client_of_its_own(hadoop: Hadoop) -> None:
