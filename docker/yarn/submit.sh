@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a program on YARN with the packed environment. Tests run a similar command, not this one.
+# Runs a program on YARN with the packed environment, in cluster mode.
 #
 #   docker/yarn/submit.sh environment.tar.gz docker/demo.py function
 set -eu
@@ -7,7 +7,8 @@ archive=$1
 shift
 # The path is relative to the folder in which YARN unpacks the archive, on the driver's and the executors' hosts.
 python=./environment/bin/python
-# All ranks start together: as many executors as ranks, and no dynamic allocation. A rank's memory counts as overhead.
+# All ranks start together: as many executors as ranks, and no dynamic allocation. The memory of a rank, and
+# of the driver's Python, counts as overhead.
 exec spark-submit \
   --master yarn \
   --deploy-mode cluster \
@@ -16,6 +17,8 @@ exec spark-submit \
   --conf spark.executorEnv.PYSPARK_PYTHON="$python" \
   --conf spark.authenticate=true \
   --conf spark.dynamicAllocation.enabled=false \
+  --driver-memory 2g \
+  --conf spark.driver.memoryOverhead=2g \
   --num-executors 2 \
   --executor-cores 1 \
   --executor-memory 2g \

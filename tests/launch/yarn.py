@@ -23,21 +23,10 @@ PARTS = {
 }
 
 
-@contextlib.contextmanager
-def submit(
-    hadoop: Hadoop,
-    tmp_path: Path,
-    mode: str,
-    *arguments: str,
-    settings: Mapping[str, str] | None = None,
-    env: Mapping[str, str] | None = None,
-) -> Iterator[clusters.Driver]:
-    """Run the program on YARN until the end of the block; its result is in the file ``result.json``."""
-    archive = tmp_path / "of_files.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("of_files.py", "def text():\n    return 'of --py-files'\n")
+def list_settings(hadoop: Hadoop) -> dict[str, str]:
+    """Return the settings of a program with two small executors."""
     java = hadoop.environ()["JAVA_HOME"]
-    conf = {
+    return {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
@@ -55,8 +44,23 @@ def submit(
         "spark.executor.instances": "2",
         "spark.executor.cores": "1",
         "spark.sql.shuffle.partitions": "2",
-        **(settings or {}),
     }
+
+
+@contextlib.contextmanager
+def submit(
+    hadoop: Hadoop,
+    tmp_path: Path,
+    mode: str,
+    *arguments: str,
+    settings: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[clusters.Driver]:
+    """Run the program on YARN until the end of the block; its result is in the file ``result.json``."""
+    archive = tmp_path / "of_files.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("of_files.py", "def text():\n    return 'of --py-files'\n")
+    conf = {**list_settings(hadoop), **(settings or {})}
     command = [f"{clusters.SPARK_HOME}/bin/spark-submit", "--master", "yarn", "--deploy-mode", mode]
     command += [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     command += ["--py-files", str(archive), str(clusters.DRIVERS / "on_yarn.py"), *arguments]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
+import subprocess
+import sys
+import tarfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -18,8 +22,10 @@ pytest.importorskip("torch")
 pytest.importorskip("hdfs_native")
 
 from spark_estimator.store import HDFSStore
+from tests.docs.page_blocks import blocks_of
 from tests.hadoop_daemons import Hadoop, start_hadoop
-from tests.launch.yarn import PARTS, submit
+from tests.launch import clusters
+from tests.launch.yarn import PARTS, list_settings, submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -82,3 +88,41 @@ def test_the_application_master_is_killed(hadoop: Hadoop, tmp_path: Path) -> Non
         r"run 'outlive' resumes from its checkpoint after epoch [1-9]",
         read_logs(hadoop, list_applications(hadoop)[0]["id"]),
     )
+
+
+@pytest.mark.parametrize("kind", ["the page's", "submit.sh"])
+def test_the_command(hadoop: Hadoop, tmp_path: Path, kind: str) -> None:
+    """As it is, but for sizes: with a packed environment, whose interpreter is the present one."""
+    (tmp_path / "train.py").write_text(blocks_of("docs/how-to/install/standalone.md", "python")[0].text)
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    with tarfile.open(tmp_path / "env.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "python", "bin/python")
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    sizes = ("memory", "instances", "cores", "pyspark")
+    settings = {name: value for name, value in list_settings(hadoop).items() if not any(size in name for size in sizes)}
+    (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    (command,) = (
+        [block.text for block in blocks_of("docs/how-to/install/yarn.md", "sh") if "spark-submit" in block.text]
+        if kind == "the page's"
+        else [(clusters.ROOT / "docker" / "yarn" / "submit.sh").read_text()]
+    )
+    command = re.sub(r"(num-executors) \d", r"\1 2", re.sub(r"(-memory) \dg", r"\1 512m", command))
+    command = re.sub(r"(executor.memoryOverhead)=\dg", r"\1=1g", command)
+    command = re.sub(r"(driver.memoryOverhead)=\dg", r"\1=2g", command)
+    folders = f"{clusters.SPARK_HOME}/bin:{os.environ['PATH']}"
+    env = clusters.environment(**hadoop.environ(), SPARK_CONF_DIR=str(conf), PATH=folders, PYSPARK_PYTHON=None)
+    done = subprocess.run(
+        ["sh", "-ec", command, "submit.sh", "env.tar.gz", "train.py"],
+        cwd=tmp_path,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    logs = read_logs(hadoop, list_applications(hadoop)[0]["id"])
+    assert done.returncode == 0 and "sum 2.0" in logs, done.stdout[-3000:] + logs[-3000:]
