@@ -3,6 +3,12 @@
 # any other program. Settings and secrets of compose.yaml are in /run/secrets.
 set -euo pipefail
 
+# A health check, by the shell alone: it runs every two seconds.
+if [ "${1:-}" = listens ]; then
+  exec 3<>"/dev/tcp/$2/$3"
+  exit
+fi
+
 # The cluster of compose.yaml: its spark-defaults.conf, with the secret that all its parts share.
 if [ -r /run/secrets/spark ]; then
   export SPARK_CONF_DIR=$HOME/conf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,16 @@ def test_the_entry_point_starts_other_programs_and_asks_for_a_role() -> None:
     assert (answer.returncode, answer.stdout) == (0, "a b c\n")
     answer = subprocess.run([entrypoint], capture_output=True, text=True, check=False)
     assert answer.returncode == 2 and "name a role" in answer.stderr
+
+
+def test_health_checks_ask_the_entry_point_whether_a_port_listens() -> None:
+    for service in COMPOSE["services"].values():
+        program, *check = service["healthcheck"]["test"][1:]
+        assert program == "/opt/entrypoint.sh" and check[0] == "listens" and " " not in "".join(check)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [DOCKER / "entrypoint.sh", "listens", "127.0.0.1", str(server.getsockname()[1])]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
 def test_the_entry_point_gives_a_kubernetes_executor_what_spark_has_described(tmp_path: Path) -> None:
