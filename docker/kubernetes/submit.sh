@@ -6,7 +6,7 @@
 set -eu
 here=$(dirname "$0")
 kubectl apply --filename "$here/access.yaml"
-# The memory of a rank counts as overhead: it is a process beside the executor's Java.
+# The memory of a rank, and of the driver's Python, counts as overhead: it is a process beside Java.
 spark-submit \
   --master "k8s://$API_SERVER" \
   --deploy-mode cluster \
@@ -17,6 +17,7 @@ spark-submit \
   --conf spark.kubernetes.driver.podTemplateFile="$here/pod.yaml" \
   --conf spark.kubernetes.executor.podTemplateFile="$here/pod.yaml" \
   --conf spark.authenticate=true \
+  --conf spark.driver.memoryOverhead=2g \
   --conf spark.executor.instances=2 \
   --conf spark.executor.cores=1 \
   --conf spark.executor.memory=2g \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import yaml
 
 from benchmarks.namespaces import Network, UnavailableError
 from tests.docker.kubernetes_api import KubernetesApi
+from tests.docs.page_blocks import blocks_of
 from tests.launch import clusters
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -54,6 +56,11 @@ def write_conf(folder: Path, api: KubernetesApi, driver: str) -> Path:
     return conf
 
 
+def read_logs(pods: Path) -> str:
+    """Return the end of what each pod has logged."""
+    return "".join(f"\n--- {log.parent.name}\n{log.read_text()[-3000:]}" for log in pods.glob("*/log"))
+
+
 def test_executors_register_and_a_killed_pod_is_named(network: Network, tmp_path: Path) -> None:
     home, *nodes = network.hosts
     env = clusters.environment(SPARK_LOCAL_IP=None)
@@ -70,26 +77,28 @@ def test_executors_register_and_a_killed_pod_is_named(network: Network, tmp_path
                 api.kill(executors[1])
                 result = driver.wait(200)
             except AssertionError as error:
-                logs = "".join(f"\n--- {log.parent.name}\n{log.read_text()[-3000:]}" for log in pods.glob("*/log"))
-                raise AssertionError(f"{error}{logs}") from None
+                raise AssertionError(f"{error}{read_logs(pods)}") from None
     assert result["sum"] == 3.0 and sorted(result["hosts"]) == sorted(node.name for node in nodes)
     assert result["type"] == "WorkerFailedError" or result["type"] == "JobFailedError", result
-    first = str(result["text"]).split("\n")[0]
-    assert any(f"host {node.name}" in first for node in nodes), first
-    assert "137" in str(result["text"]) or "OOM" in str(result["text"]), result["text"]
+    named = re.search(r"rank \d (?:on|\(host) (\w+)", str(result["text"]))
+    assert named and named[1] in [node.name for node in nodes], result["text"]
+    assert "was killed by Kubernetes for exceeding its container's memory limit" in str(result["text"]), result["text"]
+    assert "raise spark.executor.memoryOverhead" in str(result["text"]), result["text"]
 
 
-def test_submit_sh_runs_the_driver_in_a_pod(network: Network, tmp_path: Path) -> None:
-    """`docker/kubernetes/submit.sh` as it is: kubectl alone is a program that prints its arguments."""
+@pytest.mark.parametrize("kind", ["submit.sh", "the page's"])
+def test_the_commands_run_the_driver_in_a_pod(network: Network, tmp_path: Path, kind: str) -> None:
+    """`docker/kubernetes/submit.sh` and the page's block as they are: kubectl alone only prints its arguments."""
     home, *nodes = network.hosts
     env = clusters.environment(SPARK_LOCAL_IP=None)
-    pods, programs, conf = tmp_path / "pods", tmp_path / "bin", tmp_path / "conf"
-    for folder in (pods, programs, conf):
+    pods, programs, conf, app = (tmp_path / name for name in ("pods", "bin", "conf", "app"))
+    for folder in (pods, programs, conf, app):
         folder.mkdir()
     (programs / "kubectl").write_text('#!/bin/sh\necho kubectl "$@"\n')
     (programs / "kubectl").chmod(0o755)
     (programs / "spark-submit").symlink_to(clusters.SPARK_HOME / "bin" / "spark-submit")
-    image = {"/opt/spark-estimator": str(ROOT / "docker")}
+    (app / "train.py").write_text(blocks_of("docs/how-to/install/standalone.md", "python")[0].text)
+    image = {"/opt/spark-estimator": str(ROOT / "docker"), "/opt/app": str(app)}
     with KubernetesApi(home, nodes, ROOT / "docker" / "entrypoint.sh", env, pods, image) as api:
         server = api.address.removeprefix("k8s://")
         (conf / "spark-defaults.conf").write_text(
@@ -98,23 +107,33 @@ def test_submit_sh_runs_the_driver_in_a_pod(network: Network, tmp_path: Path) ->
         )
         variables = {"API_SERVER": server, "IMAGE": "example", "SPARK_CONF_DIR": str(conf)}
         variables |= {"SPARK_HOME": str(clusters.SPARK_HOME), "SPARK_LOCAL_IP": home.address}
+        command = ["docker/kubernetes/submit.sh"]
+        if kind == "the page's":
+            blocks = blocks_of("docs/how-to/install/kubernetes.md", "sh")
+            (text,) = [block.text for block in blocks if "spark-submit" in block.text]
+            command = ["sh", "-ec", text.replace("https://apiserver:6443", server)]
         with home.entered():
             submission = subprocess.Popen(
-                [*home.named, str(ROOT / "docker" / "kubernetes" / "submit.sh")],
+                [*home.named, *command],
                 env={**env, **variables, "PATH": f"{programs}:{env['PATH']}"},
-                cwd=tmp_path,
+                cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
+        limit = threading.Timer(500, submission.kill)
+        limit.start()
         try:
-            output, _ = submission.communicate(timeout=400)
+            output, _ = submission.communicate()
         finally:
-            submission.kill()
-        (driver,) = api.list_items("pods", "spark-role=driver")
-    log = (pods / driver["metadata"]["name"] / "log").read_text()
-    assert submission.returncode == 0 and driver["status"]["phase"] == "Succeeded", output[-2000:] + log[-3000:]
+            limit.cancel()
+        phases = [pod["status"]["phase"] for pod in api.list_items("pods", "spark-role=driver")]
+    assert (submission.returncode, phases) == (0, ["Succeeded"]), output[-2000:] + read_logs(pods)
     assert "kubectl apply --filename" in output
+    (log,) = [path.read_text() for path in pods.glob("*-driver/log")]
+    if kind == "the page's":
+        assert "\nsum 2.0\n" in log, log[-3000:]
+        return
     ran = re.findall(r"^rank (\d) ran in (\S+):", log, re.MULTILINE)
     assert [rank for rank, _ in ran] == ["0", "1"] and len({host for _, host in ran}) == 2, log[-3000:]
