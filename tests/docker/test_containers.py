@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.docker.engine import Engine, start_engine
+from tests.docs.page_blocks import blocks_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -44,11 +45,16 @@ class Cluster:
         self._engine, self._checkout = engine, checkout
         self._folder = checkout / "build" / "cluster"
 
-    def call(self, *arguments: str, seconds: float = 600) -> tuple[int, str]:
+    def call(self, *arguments: str) -> tuple[int, str]:
         """Run a command of cluster.py; return its exit status and its output."""
+        return self.run(sys.executable, self._checkout / "docker" / "cluster.py", *arguments, "--folder", self._folder)
+
+    def run(self, *command: str | Path, seconds: float = 600) -> tuple[int, str]:
+        """Run a command in the checkout; return its exit status and its output."""
         answer = subprocess.run(
-            [sys.executable, self._checkout / "docker" / "cluster.py", *arguments, "--folder", self._folder],
+            command,
             env=self._engine.env,
+            cwd=self._checkout,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -103,6 +109,8 @@ def prepare(folder: Path) -> Path:
     import pyspark
 
     checkout = folder / "checkout"
+    checkout.mkdir()
+    shutil.copy(ROOT / "Makefile", checkout)
     shutil.copytree(ROOT / "docker", checkout / "docker", ignore=shutil.ignore_patterns("__pycache__"))
     image = folder / "image"
     etc, opt, temporary = (image / "root" / name for name in ("etc", "opt", "tmp"))
@@ -143,14 +151,17 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def test_the_cluster_starts_names_its_faults_and_stops(engine: Engine, tmp_path: Path) -> None:
+    """By the commands of the page."""
     cluster = Cluster(engine, prepare(tmp_path))
+    lines = blocks_of("docs/how-to/install/docker.md", "sh")[0].text.splitlines()
+    start, demo, stop = ([*line.partition("#")[0].split(), f"PYTHON={sys.executable}"] for line in lines)
     try:
-        status, output = cluster.call("up", "--variant", "containers")
+        status, output = cluster.run(*start)
         assert status == 0, output + cluster.read_logs()
         assert "Starting the cluster as containers (docker answers); the engine keeps the logs" in output
         assert "is running already" in cluster.call("up")[1]
 
-        status, output = cluster.call("demo")
+        status, output = cluster.run(*demo)
         assert status == 0, output
         ran = re.findall(r"^rank (\d) ran in (worker-\d):", output, re.MULTILINE)
         assert [rank for rank, _ in ran] == ["0", "1"] and {host for _, host in ran} == {"worker-1", "worker-2"}
@@ -174,7 +185,7 @@ def test_the_cluster_starts_names_its_faults_and_stops(engine: Engine, tmp_path:
         output = cluster.run_program(
             "cut", on_steps=lambda: engine.docker("network", "disconnect", "--force", network, victim)
         )
-        assert re.search(r"== failed: .*rank \d (on|\(host) worker-2", output), output
+        assert re.search(r"== failed: .*rank \d (on|\(host) worker-2.*(cut off|out of contact|frozen)", output), output
 
         engine.docker("kill", victim)
         status, output = cluster.call("demo")
@@ -184,6 +195,6 @@ def test_the_cluster_starts_names_its_faults_and_stops(engine: Engine, tmp_path:
         shown = subprocess.run(logs[1], shell=True, env=engine.env, capture_output=True, text=True, check=False)
         assert "Worker" in shown.stdout, shown
     finally:
-        status, output = cluster.call("down")
+        status, output = cluster.run(*stop)
     assert status == 0, output
     assert engine.docker("ps", "--all", "--quiet") == ""
