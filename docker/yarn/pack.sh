@@ -1,6 +1,6 @@
 #!/bin/sh
 # Packs an environment for YARN: the packages of Python with this one, as an archive that YARN unpacks for each executor.
-# Not run yet.
+# It made the environment here; its packing was not awaited.
 # As https://spark.apache.org/docs/latest/api/python/tutorial/python_packaging.html describes ("Using Virtualenv").
 # The hosts of the cluster need the same Python at the same path as this machine: venv-pack packs a link to it, and not
 # the interpreter. With conda-pack the archive has an interpreter of its own.
