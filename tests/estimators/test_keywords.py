@@ -134,7 +134,7 @@ REVEALED = (
 WRONG = {
     "TorchEstimator(epoch=3)": "call-arg",
     "TorchEstimator(epochs='3')": "arg-type",
-    "TorchEstimator(net)": "arg-type",
+    "TorchEstimator(net)": "call-arg",
     "est.setEpochs('3')": "arg-type",
     "est.setFeatureCols(3)": "arg-type",
     "est.setEpoch(3)": "attr-defined",
