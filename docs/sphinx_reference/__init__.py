@@ -1,4 +1,4 @@
-"""A Sphinx extension: the directive `reference` shows a part that is generated from the code; writes llms.txt."""
+"""A Sphinx extension: the directives `reference`, a part that is generated from the code, and `notebook-picture`; writes llms.txt."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the directives."""
-    from sphinx_reference.directives import LiteralDiagram, Reference
+    from sphinx_reference.directives import LiteralDiagram, NotebookPicture, Reference
 
     app.add_directive("reference", Reference)
+    app.add_directive("notebook-picture", NotebookPicture)
     app.connect("source-read", name_repository_files)
     app.connect("autodoc-process-docstring", escape_shapes)
     app.connect("build-finished", write_llms_txt)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
@@ -23,6 +26,22 @@ class Reference(SphinxDirective):
         if part == "api":
             return self.parse_text_to_nodes(api.module_page(self.arguments[1]), allow_section_headings=True)
         return self.parse_text_to_nodes(tables.PARTS[part](), allow_section_headings=True)
+
+
+class NotebookPicture(SphinxDirective):
+    """Shows the picture that a notebook has stored: the notebook's name, and the id of its cell."""
+
+    required_arguments = 2
+    option_spec = {"alt": directives.unchanged_required}
+
+    def run(self) -> list[nodes.Node]:
+        """The picture, inside the page."""
+        notebook, cell = self.arguments
+        path = Path(self.env.srcdir).parent / "notebooks" / f"{notebook}.ipynb"
+        self.env.note_dependency(str(path))
+        (outputs,) = (each["outputs"] for each in json.loads(path.read_text())["cells"] if each["id"] == cell)
+        (data,) = (each["data"]["image/png"] for each in outputs if "image/png" in each.get("data", {}))
+        return [nodes.image(uri=f"data:image/png;base64,{''.join(data.split())}", alt=self.options["alt"])]
 
 
 class LiteralDiagram(SphinxDirective):
