@@ -153,7 +153,7 @@ wheels: build/release-tools/.ready
 	build/release-tools/bin/check-wheel-contents build/wheels/*.whl
 
 # All of a release but the upload, in build/release: release/README.md. DRAFT=1: no tag and no date yet. KEY=... signs.
-release: wheels
+release: wheels docs
 	build/release-tools/bin/python release/release.py $(if $(DRAFT),--draft) $(if $(KEY),--key '$(KEY)') $(RELEASE)
 
 # The C++ tests as that processor runs them (Debian, Ubuntu: apt-get install qemu-user libc6-arm64-cross). qemu's memory

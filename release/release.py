@@ -32,6 +32,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+TRIED = ROOT / "build" / "tried"
 NAME, PROJECT = "spark_estimator", "spark-estimator"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 #: Systems without a wheel for them alone, as pip names them.
@@ -50,7 +51,6 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Make and try what a release publishes.")
     parser.add_argument("--draft", action="store_true", help="allow a version without a date, a tag or a clean tree")
-    parser.add_argument("--extras", default="torch", help="of the package, in the environments that try it")
     parser.add_argument("--mlflow", default="3.11", help="the Python that serves a model; empty: none")
     parser.add_argument("--key", type=Path, help="of ssh, which signs the checksums")
     options = parser.parse_args()
@@ -60,6 +60,7 @@ def main() -> None:
     folder = ROOT / "build" / "release"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    shutil.rmtree(TRIED, ignore_errors=True)
     files = sorted([*(ROOT / "build" / "wheels").glob(f"{NAME}-{version}-*.whl"), make_sdist(folder)])
     if len(files) != 4 and not options.draft:
         sys.exit(
@@ -69,17 +70,16 @@ def main() -> None:
     check_files(files)
     with serve(folder) as index:
         check_choice(index, version, files)
-        tried = {each: try_python(each, index, version, options.extras) for each in PYTHONS}
-        if not any(tried.values()):
-            sys.exit(f"none of the Pythons {', '.join(PYTHONS)} is on this machine: nothing was tried")
-        write_inventory(folder, version, tried)
-        served = try_model(options.mlflow, index, version) if options.mlflow else "not tried"
+        tried = {each: try_python(each, index, version) for each in PYTHONS}
+        served = try_model(options.mlflow, index, version) if options.mlflow else skip("the model", "--mlflow is empty")
+    write_inventory(folder, version)
     write_recipe(folder, version)
     write_provenance(folder, files, version, commit)
-    rows = [f"| {each} | {text or 'not on this machine: not tried'} |" for each, text in tried.items()]
-    table = "\n".join(["| Python | Two ranks from the wheel |", "|---|---|", *rows])
+    shutil.make_archive(str(folder / f"{NAME}-{version}-site"), "zip", ROOT / "build" / "docs")
+    rows = [f"| {each} | {text} |" for each, text in tried.items()]
+    table = "\n".join(["| Python | Two ranks that reduce NumPy's arrays, from the wheel alone |", "|---|---|", *rows])
     (folder / "NOTES.md").write_text(
-        f"{notes}\n\n## Tried\n\n{table}\n\nA model served from its own environment: {served}.\n"
+        f"{notes}\n\n## Tried\n\n{table}\n\nA model that two ranks trained with PyTorch, served: {served}.\n"
     )
     write_checksums(folder, options.key)
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
@@ -89,6 +89,7 @@ def main() -> None:
 def run(*command: str | Path, variables: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
     """Runs a command and returns its output; its error ends this program."""
     print("+", *command, flush=True)
+    began = time.monotonic()
     done = subprocess.run(
         [*map(str, command)],
         cwd=cwd or ROOT,
@@ -99,7 +100,14 @@ def run(*command: str | Path, variables: Mapping[str, str] | None = None, cwd: P
     )
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}\n{command[0]} has ended with exit status {done.returncode}")
+    print(f"  {time.monotonic() - began:.1f} s", flush=True)
     return done.stdout
+
+
+def skip(what: str, reason: str) -> str:
+    """Prints what is not tried on this machine, and why. Returns it for the notes."""
+    print(f"SKIPPED: {what}: {reason}", flush=True)
+    return f"not tried: {reason}"
 
 
 def find_notes(version: str, draft: bool) -> str:
@@ -195,21 +203,20 @@ def find_python(version: str) -> str | None:
 
 def make_environment(python: str, name: str, index: str, *packages: str) -> Path:
     """Makes a new environment with packages of the local index and of others. Returns its programs' folder."""
-    target = ROOT / "build" / "tried" / name
-    shutil.rmtree(target, ignore_errors=True)
+    target = TRIED / name
     run(python, "-m", "venv", target)
     command = (target / "bin" / "python", "-m", "pip", "install", "--quiet", "--extra-index-url", index)
     run(*command, *packages)
     return target / "bin"
 
 
-def try_python(version: str, index: str, release: str, extras: str) -> str:
-    """Runs a job of two ranks in a new environment. Returns what was used; '' where that Python is missing."""
+def try_python(version: str, index: str, release: str) -> str:
+    """Runs a job of two ranks in a new environment. Returns what was used."""
     python = find_python(version)
     if python is None:
-        return ""
-    package = f"{PROJECT}[{extras}]=={release}" if extras else f"{PROJECT}=={release}"
-    programs = make_environment(python, version, index, "--constraint", str(ROOT / "constraints.txt"), package)
+        return skip(f"Python {version}", "this machine has none")
+    constraint = ("--constraint", str(ROOT / "constraints.txt"))
+    programs = make_environment(python, version, index, *constraint, f"{PROJECT}=={release}")
     script = programs.parent / "job.py"
     script.write_text(JOB)
     output = run(programs / "horovodrun", "-np", "2", programs / "python", script, cwd=programs.parent)
@@ -223,7 +230,7 @@ def try_model(version: str, index: str, release: str) -> str:
     """Serves a model that MLflow has logged from a new environment of its own requirements. Returns what was used."""
     python = find_python(version)
     if python is None:
-        return f"not tried, as Python {version} is not on this machine"
+        return skip("the model", f"this machine has no Python {version}")
     constraint = ("--constraint", str(ROOT / "constraints.txt"))
     package = f"{PROJECT}[torch,spark,java]=={release}"
     programs = make_environment(python, "logging", index, *constraint, package, "mlflow")
@@ -278,10 +285,12 @@ def ask(address: str, server: subprocess.Popen[bytes], log: Path) -> str:
             time.sleep(1)
 
 
-def write_inventory(folder: Path, version: str, tried: Mapping[str, str]) -> None:
-    """Writes all packages of the newest Python's environment, in CycloneDX's format."""
-    newest = [each for each, text in tried.items() if text][-1]
-    python = ROOT / "build" / "tried" / newest / "bin" / "python"
+def write_inventory(folder: Path, version: str) -> None:
+    """Writes all packages of the model's environment, or of the newest Python's, in CycloneDX's format."""
+    made = [path for path in (TRIED / "served", *(TRIED / each for each in reversed(PYTHONS))) if path.exists()]
+    if not made:
+        sys.exit(f"none of the Pythons {', '.join(PYTHONS)} is on this machine: nothing was tried")
+    python = made[0] / "bin" / "python"
     packages = [each["metadata"] for each in json.loads(run(python, "-m", "pip", "inspect", "--local"))["installed"]]
     components = [
         {
@@ -304,7 +313,7 @@ def write_inventory(folder: Path, version: str, tried: Mapping[str, str]) -> Non
 
 
 def write_recipe(folder: Path, version: str) -> None:
-    """Writes the recipe of the conda package, and renders it; conda-forge's own channel would be needed to build it."""
+    """Writes the recipe of the conda package, and renders it."""
     import rattler_build
 
     (source,) = folder.glob("*.tar.gz")
@@ -316,6 +325,7 @@ def write_recipe(folder: Path, version: str) -> None:
         (rendered,) = rattler_build.Stage0Recipe.from_yaml(text).render(variants, config)
         print(f"conda, {system}: {rendered.recipe.to_dict()['requirements']}")
     (folder / "recipe.yaml").write_text(text)
+    skip("the build of the conda package", "it needs conda-forge's channel")
 
 
 def write_provenance(folder: Path, files: Sequence[Path], version: str, commit: str) -> None:
@@ -349,7 +359,9 @@ def write_checksums(folder: Path, key: Path | None) -> None:
     target.with_suffix(".sig").unlink(missing_ok=True)
     lines = [f"{digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path != target]
     target.write_text("".join(lines))
-    if key is not None:
+    if key is None:
+        skip("the signature of the checksums", "KEY names no key")
+    else:
         run("ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", "file", target)
 
 
