@@ -1,4 +1,4 @@
-"""A Sphinx extension: the directives `reference`, a part that is generated from the code, and `notebook-picture`; writes llms.txt."""
+"""A Sphinx extension: parts that are generated from the code, pictures of notebooks, and llms.txt."""
 
 from __future__ import annotations
 
