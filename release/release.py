@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -120,7 +121,7 @@ def find_notes(version: str, draft: bool) -> str:
 
 
 def check_source(version: str, draft: bool) -> str:
-    """The commit; that it has the version's tag, and that nothing differs from it."""
+    """The commit, which needs the version's tag, and files that do not differ; a draft only reports these."""
     commit = run("git", "rev-parse", "HEAD").strip()
     problems = []
     if run("git", "status", "--porcelain").strip():
@@ -129,14 +130,19 @@ def check_source(version: str, draft: bool) -> str:
         problems.append(f"the commit has no tag v{version}: git tag --sign v{version}")
     if problems and not draft:
         sys.exit("; ".join(problems))
-    return f"{commit} ({'; '.join(problems)})" if problems else commit
+    for problem in problems:
+        print("DRAFT:", problem)
+    return commit
 
 
 def make_sdist(folder: Path) -> Path:
-    """Makes the source distribution, with the commit's time in it."""
+    """Makes the source distribution, of the commit's files alone and with its time in it."""
     time = run("git", "log", "-1", "--format=%ct").strip()
     program = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
-    run(sys.executable, "-c", program, folder, variables={"SOURCE_DATE_EPOCH": time})
+    with tempfile.TemporaryDirectory() as scratch:
+        run("git", "archive", "--format=tar", f"--output={scratch}/commit.tar", "HEAD")
+        shutil.unpack_archive(f"{scratch}/commit.tar", f"{scratch}/commit")
+        run(sys.executable, "-c", program, folder, cwd=Path(scratch, "commit"), variables={"SOURCE_DATE_EPOCH": time})
     (path,) = folder.glob("*.tar.gz")
     return path
 
