@@ -1,6 +1,6 @@
 """Fits y = 3 x + 1 and has MLflow log the model; ``release.py`` runs it in an environment of the wheel.
 
-The argument is the folder that gets the model.
+The argument is the folder that gets the model, in a folder `model`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(folder: str) -> None:
     os.environ.update(choose_java_environment(), PYSPARK_PYTHON=sys.executable)
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     rows = spark.range(200).selectExpr("id / 100 AS x", "3 * id / 100 + 1 AS y")
-    mlflow.set_tracking_uri(f"sqlite:///{folder}.db")
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
     mlflow.search_experiments()  # makes the database, which may take longer than an estimator waits for a run
     torch.manual_seed(1)
     net = torch.nn.Linear(1, 1)

@@ -241,7 +241,7 @@ def try_model(version: str, index: str, release: str) -> str:
     package = f"{PROJECT}[torch,spark,java]=={release}"
     programs = make_environment(python, "logging", index, *constraint, package, "mlflow")
     model = programs.parent / "model"
-    run(programs / "python", ROOT / "release" / "log_model.py", model, cwd=programs.parent)
+    run(programs / "python", ROOT / "release" / "log_model.py", programs.parent, cwd=programs.parent)
     needed = (model / "requirements.txt").read_text().split()
     serving = make_environment(python, "served", index, "--requirement", str(model / "requirements.txt"))
     with socket.create_server(("127.0.0.1", 0)) as probe:
