@@ -211,8 +211,9 @@ def make_environment(python: str, name: str, index: str, *packages: str) -> Path
     """Makes a new environment with packages of the local index and of others. Returns its programs' folder."""
     target = TRIED / name
     run(python, "-m", "venv", target)
-    command = (target / "bin" / "python", "-m", "pip", "install", "--quiet", "--extra-index-url", index)
-    run(*command, *packages)
+    # Most modules are never imported here: to compile all of them takes longer than the rest.
+    options = ("--quiet", "--no-compile", "--extra-index-url", index)
+    run(target / "bin" / "python", "-m", "pip", "install", *options, *packages)
     return target / "bin"
 
 
