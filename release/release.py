@@ -268,7 +268,7 @@ def try_model(version: str, index: str, release: str) -> str:
         answer = ask(f"http://127.0.0.1:{port}/invocations", server, log)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
-        server.wait(60)
+        server.wait(300)
     (row,) = json.loads(answer)["predictions"]
     if abs(row["y__output"] - 7) > 0.5:
         sys.exit(f"the model of y = 3 x + 1 has answered {answer} for x = 2")
@@ -279,7 +279,7 @@ def ask(address: str, server: subprocess.Popen[bytes], log: Path) -> str:
     """Asks a model server, once it is there, for the prediction of one row."""
     body = json.dumps({"dataframe_records": [{"x": 2.0}]}).encode()
     request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while True:
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
