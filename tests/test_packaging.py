@@ -213,6 +213,23 @@ def test_a_release_has_a_date_and_a_tag(release: ModuleType, tmp_path: Path) -> 
     changelog.write_text("changed")
     with pytest.raises(SystemExit, match="differ from the commit"):
         release.check_source("0.1.0", draft=False)
+    # A draft reports it, and what names the commit is a digest alone.
+    assert re.fullmatch(r"[0-9a-f]{40}", release.check_source("0.1.0", draft=True))
+
+
+def test_the_source_distribution_is_that_of_the_commit(release: ModuleType, tmp_path: Path) -> None:
+    project = '[project]\nname = "spark_estimator"\nversion = "0.1.0"\n[tool.scikit-build]\nwheel.cmake = false\n'
+    (tmp_path / "pyproject.toml").write_text(project)
+    (tmp_path / "committed.txt").write_text("")
+    run("git", "init", "--quiet", cwd=tmp_path)
+    run("git", "add", ".", cwd=tmp_path)
+    run("git", "-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "--message", "first", cwd=tmp_path)
+    (tmp_path / "left.txt").write_text("")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    with tarfile.open(release.make_sdist(folder)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert "committed.txt" in names and "left.txt" not in names
 
 
 def test_checksums_are_signed_where_there_is_a_key(release: ModuleType, tmp_path: Path) -> None:
