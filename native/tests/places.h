@@ -41,6 +41,34 @@ inline void Everywhere(const std::function<void(Rank&)>& body) {
 
 constexpr int kTurns = 3;  // the first is negotiated, the others are remembered
 
+// Runs `step(0)`, `step(1)` and so on: `known` times, after which all that it submits is known, and then `times` times,
+// in which no rank leaves the rounds. A rank that the machine did not run for a second makes another one report a stall
+// (RoundDriver::kReportStallAfter), and for each report all leave at most once: then the same is tried again.
+inline void CheckSteady(const Rank& me, int known, int times, const std::function<void(int)>& step) {
+  const auto count = [&] {
+    std::vector<int64_t> counts;
+    for (const char* name : {"slow_phases", "responses", "cache_misses", "stalled_rounds"}) {
+      counts.push_back(se_counter(me.engine, name));
+    }
+    return counts;
+  };
+  int64_t stalls = 0;  // of all ranks
+  // Known before it is needed: a new request makes the others leave, which may not have counted yet.
+  const auto sum = [&] { me.RunOk(Asked("stalls", SE_ALLREDUCE).With(&stalls, &stalls, {}, SE_INT64)); };
+  int next = 0;
+  do {
+    sum();
+    for (const int end = next + known; next < end; ++next) step(next);
+    const std::vector<int64_t> before = count();
+    for (const int end = next + times; next < end; ++next) step(next);
+    const std::vector<int64_t> after = count();
+    stalls = after[3] - before[3];
+    sum();
+    CHECK(after[0] - before[0] <= stalls);
+    for (size_t k = 0; k < 3 && stalls == 0; ++k) CHECK_EQ(after[k], before[k]);
+  } while (stalls != 0);
+}
+
 struct OwnedPlan {
   se_plan* plan = nullptr;
   OwnedPlan(const Rank& me, Asked asked) { CHECK_EQ(se_plan_create(me.engine, asked.get(), &plan), SE_OK); }

@@ -18,6 +18,7 @@ struct Counters {
   std::atomic<int64_t> inline_operations{0};  // whose data was sent with the proposal
   std::atomic<int64_t> rounds{0};             // completed positions
   std::atomic<int64_t> slow_phases{0};        // times that the rounds were left for a negotiation in full
+  std::atomic<int64_t> stalled_rounds{0};     // in which this rank reported that another one does not take part
   std::atomic<int64_t> responses{0};          // of the coordinator
   std::atomic<int64_t> cache_hits{0};         // requests whose agreement was remembered
   std::atomic<int64_t> cache_misses{0};
@@ -42,6 +43,7 @@ inline constexpr CounterName kCounterNames[] = {
     {"inline_operations", &Counters::inline_operations},
     {"rounds", &Counters::rounds},
     {"slow_phases", &Counters::slow_phases},
+    {"stalled_rounds", &Counters::stalled_rounds},
     {"responses", &Counters::responses},
     {"cache_hits", &Counters::cache_hits},
     {"cache_misses", &Counters::cache_misses},

@@ -19,6 +19,7 @@ RoundDriver::LateAction RoundDriver::NextLateAction(Time now) {
     return LateAction::kWakePeers;
   }
   if (state() == State::kPeersWoken && waited >= kReportStallAfter) {
+    Increase(counters_->stalled_rounds);
     Enter(State::kStallReported);
     return LateAction::kReportStall;
   }

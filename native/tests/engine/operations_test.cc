@@ -249,12 +249,7 @@ void SteadyState() {
         CHECK_EQ(all[static_cast<size_t>(me.size) * 2 - 2], me.size - 1);
         se_release(me.engine, handle);
       };
-      for (int i = 0; i < 3; ++i) step(i);
-      const int64_t slow = se_counter(me.engine, "slow_phases");
-      const int64_t responses = se_counter(me.engine, "responses");
-      for (int i = 0; i < 50; ++i) step(i);
-      CHECK_EQ(se_counter(me.engine, "slow_phases"), slow);
-      CHECK_EQ(se_counter(me.engine, "responses"), responses);
+      CheckSteady(me, 3, 50, step);
       CHECK(se_counter(me.engine, "cache_hits") >= 250);
       CHECK(se_counter(me.engine, "inline_operations") >= 150);
     });

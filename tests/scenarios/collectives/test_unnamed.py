@@ -18,14 +18,12 @@ def test_what_comes_again_is_not_negotiated_again(shared: str) -> None:
         import numpy
 
         from spark_estimator.collectives import arrays, context, ops
+        from tests.steady import check_steady
 
         context.init(process_sets="dynamic")
         size = context.size()
         pair = context.add_process_set([0, 1])
         engines = [context.engine(None), *([context.engine(pair)] if pair.included() else [])]
-
-        def negotiations() -> list[int]:
-            return [engine.read_counter(name) for engine in engines for name in ("slow_phases", "cache_misses")]
 
         def step(number: int) -> None:
             for count in (1, 5, 30_000):
@@ -48,12 +46,7 @@ def test_what_comes_again_is_not_negotiated_again(shared: str) -> None:
                 assert got.tolist() == [2 * number] * 2
                 ops.barrier(pair)
 
-        for number in range(3):  # the third time they have become plans
-            step(number)
-        known = negotiations()
-        for number in range(20):
-            step(number)
-        assert negotiations() == known
+        check_steady(step, 3, 20, engines)  # the third time they have become plans
 
     run_ranks(3, repeated, environ={"SPARK_ESTIMATOR_SHARED_MEMORY": shared})
 
@@ -65,10 +58,12 @@ def test_many_in_flight_keep_their_order(shared: str) -> None:
 
         from spark_estimator._native import DType, Op
         from spark_estimator.collectives import arrays, context, ops
+        from tests.steady import check_steady
 
         context.init()
         kind = ops.kind_of_unnamed("allreduce")
-        for turn in range(8):
+
+        def step(turn: int) -> None:
             held = [numpy.full(4 + (number % 5 == 2), number, numpy.float32) for number in range(60)]
             handles = []
             for number, array in enumerate(held):
@@ -82,9 +77,8 @@ def test_many_in_flight_keep_their_order(shared: str) -> None:
                 handle.wait()
             for number, array in enumerate(held):
                 assert (array == 2 * number).all()
-            if turn == 1:
-                slow = context.engine().read_counter("slow_phases")
-        assert context.engine().read_counter("slow_phases") == slow
+
+        check_steady(step, 2, 6)
 
     run_ranks(2, many, environ={"SPARK_ESTIMATOR_SHARED_MEMORY": shared})
 

@@ -60,7 +60,7 @@ def test_all_types_and_operations(three_ranks: RankPool) -> None:
 
 def test_what_comes_again_without_a_name_is_not_negotiated_again(two_ranks: RankPool) -> None:
     def check(rank: int) -> None:
-        from spark_estimator.collectives import context
+        from tests.steady import check_steady
 
         def step(number: int) -> None:
             for count in (1, 3):
@@ -77,12 +77,7 @@ def test_what_comes_again_without_a_name_is_not_negotiated_again(two_ranks: Rank
                 assert hvd.allgather(torch.full((count,), rank)).tolist() == [0] * count + [1] * count
             hvd.barrier()
 
-        for number in range(3):
-            step(number)
-        before = context.engine().read_counter("slow_phases")
-        for number in range(20):
-            step(number)
-        assert context.engine().read_counter("slow_phases") == before
+        check_steady(step, 3, 20)
 
     two_ranks.run(check)
 

@@ -65,7 +65,9 @@ void AWaitWakesPeersAndThenReportsAStall() {
   CHECK(rounds.NextLateAction(at(0.002)) == LateAction::kWakePeers);
   CHECK(rounds.state() == State::kPeersWoken && rounds.posted());
   CHECK(rounds.NextLateAction(at(0.9)) == LateAction::kNone);
+  CHECK_EQ(fixture.counters.stalled_rounds.load(), 0);
   CHECK(rounds.NextLateAction(at(1.1)) == LateAction::kReportStall);
+  CHECK_EQ(fixture.counters.stalled_rounds.load(), 1);
   CHECK(rounds.state() == State::kStallReported && rounds.posted());
   CHECK(rounds.NextLateAction(at(99)) == LateAction::kNone);
 }
