@@ -75,9 +75,10 @@ class Readable:
         return bool(self.ids) and not self.is_array
 
     @property
-    def is_of_dates(self) -> bool:
-        """Return whether its numbers are days."""
-        return self.kind in ("date", "array<date>")
+    def time(self) -> str:
+        """Return what times it holds, as `Field.times` has it."""
+        element = self.kind.removeprefix("array<").removesuffix(">")
+        return element if element in ("date", "timestamp_ntz") else ""
 
     @property
     def marks(self) -> Column:

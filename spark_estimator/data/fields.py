@@ -33,7 +33,8 @@ class Field:
         padding: [columns] what a row's array that is shorter than its width is filled up with, at its end; None: all
             rows have arrays of just that width. Empty: None for all.
         stored: the type of the values in the spool, where that is a smaller one: ``uint8``; empty: `dtype`.
-        dates: [columns] whether it holds dates, whose numbers are days; empty: none does.
+        times: [columns] ``date`` of one whose numbers are days, ``timestamp_ntz`` of one of times without a zone, ""
+            of others; empty: "" for all.
         decoded: [columns] numpy's type of a row's array that a decoder made in the training, with its shape:
             ``(2, 3)uint8``; "" for other columns. Empty: not known.
     """
@@ -45,7 +46,7 @@ class Field:
     shape: tuple[int, ...] = ()
     padding: tuple[float | None, ...] = ()
     stored: str = ""
-    dates: tuple[bool, ...] = field(default=(), repr=False)  # a checkpoint knows the fields of its training by repr
+    times: tuple[str, ...] = field(default=(), repr=False)  # a checkpoint knows the fields of its training by repr
     decoded: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -60,9 +61,9 @@ class Field:
         return ", ".join(self.names)
 
     @property
-    def holds_dates(self) -> tuple[bool, ...]:
-        """[columns] as `dates`."""
-        return self.dates or (False,) * len(self.columns)
+    def all_times(self) -> tuple[str, ...]:
+        """[columns] as `times`."""
+        return self.times or ("",) * len(self.columns)
 
     @property
     def width(self) -> int:
@@ -289,10 +290,14 @@ def replace_values(lists: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array
     """
     lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(lists), 0).to_numpy()
     offsets = pyarrow.array(numpy.concatenate([[0], numpy.cumsum(lengths, dtype=numpy.int64)]))
-    result = pyarrow.LargeListArray.from_arrays(offsets, values)
-    if not lists.null_count:
+    return copy_nulls(lists, pyarrow.LargeListArray.from_arrays(offsets, values))
+
+
+def copy_nulls(array: pyarrow.Array, result: pyarrow.Array) -> pyarrow.Array:
+    """Return the result, with null where the array has one."""
+    if not array.null_count:
         return result
-    return pyarrow.compute.if_else(lists.is_valid(), result, pyarrow.scalar(None, result.type))
+    return pyarrow.compute.if_else(array.is_valid(), result, pyarrow.scalar(None, result.type))
 
 
 def _find_first(mask: pyarrow.Array) -> int:

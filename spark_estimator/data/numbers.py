@@ -11,7 +11,7 @@ import pyarrow.compute
 
 from spark_estimator.data.categories import CategoryEncoder
 from spark_estimator.data.columns import Readable, check_decoded, did_you_mean, suggest_remedy
-from spark_estimator.data.fields import Array, is_list, replace_values
+from spark_estimator.data.fields import Array, copy_nulls, is_list, replace_values
 from spark_estimator.data.nulls import NullPolicy
 from spark_estimator.errors import DataError
 
@@ -71,7 +71,7 @@ def make_file_readable(kinds: Mapping[str, str], name: str, decoded: bool = Fals
     Raises:
         DataError: the column is missing, or its type cannot be trained on.
     """
-    kind = _get_column_kind(kinds, name)
+    kind = get_column_kind(kinds, name)
     if kind == "vector":
         return Readable(name, True, "float32", None, kind)
     if decoded:
@@ -99,12 +99,17 @@ def make_file_category(kinds: Mapping[str, str], name: str, encoder: CategoryEnc
     Raises:
         DataError: the column is missing, or does not hold such categories.
     """
-    kind = _get_column_kind(kinds, name)
+    kind = get_column_kind(kinds, name)
     encoder.check(name, kind)
     return Readable(name, kind.startswith("array<"), "int64", None, kind, ids=encoder.size)
 
 
-def _get_column_kind(kinds: Mapping[str, str], name: str) -> str:
+def get_column_kind(kinds: Mapping[str, str], name: str) -> str:
+    """Return the Spark type of a column of files.
+
+    Raises:
+        DataError: the column is missing.
+    """
     if name not in kinds:
         raise DataError(
             f"there is no column {name!r}: the files have {', '.join(map(repr, kinds))}." + did_you_mean(name, kinds)
@@ -205,13 +210,7 @@ def _get_vector_values(array: pyarrow.Array) -> pyarrow.Array:
     flat = numpy.zeros(offsets[-1])
     flat[offsets[row] + place] = numbers
     lists = pyarrow.LargeListArray.from_arrays(pyarrow.array(offsets, pyarrow.int64()), pyarrow.array(flat))
-    return _copy_nulls(array, lists)
-
-
-def _copy_nulls(array: pyarrow.Array, lists: pyarrow.Array) -> pyarrow.Array:
-    if not array.null_count:
-        return lists
-    return pyarrow.compute.if_else(array.is_valid(), lists, pyarrow.scalar(None, lists.type))
+    return copy_nulls(array, lists)
 
 
 def _to_integers(array: pyarrow.Array, instead_of_null: int) -> Array:

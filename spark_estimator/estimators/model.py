@@ -36,7 +36,6 @@ from spark_estimator.estimators.inference.row_function import RowFunction, make_
 from spark_estimator.estimators.metadata import ModelMetadata, get_label_type
 from spark_estimator.estimators.persistence.spark_ml import FolderReader, FolderWriter
 from spark_estimator.estimators.protocol import HorovodModel
-from spark_estimator.estimators.rows.shapes import find_dates
 
 if TYPE_CHECKING:
     from pyspark.ml.param import Param
@@ -282,7 +281,7 @@ class TableModel(HorovodModel, MLWritable, MLReadable["TableModel"]):
             if shapes is not None:
                 shape = tuple(shapes[number][1:])
             dtype = "int64" if column.dtype == "int64" else self._floating
-            fields.append(Field((name,), (f"c{number}",), (width,), dtype, shape, dates=find_dates([column])))
+            fields.append(Field((name,), (f"c{number}",), (width,), dtype, shape, times=(column.time,)))
         return fields
 
     @property

@@ -143,9 +143,9 @@ def _read_inputs(manifest: Manifest, least: int) -> list[Field]:
         }
         try:
             field = Field(**attributes)
-            of_columns = (field.names, field.columns, field.widths, field.holds_dates, field.decoded or field.columns)
+            of_columns = (field.names, field.columns, field.widths, field.all_times, field.decoded or field.columns)
             if len(set(map(len, of_columns))) > 1:
-                raise ValueError("names, columns, widths, dates and decoded are not as many")
+                raise ValueError("names, columns, widths, times and decoded are not as many")
             if not all(map(is_text, field.names + field.columns)) or not all(
                 map(_is_count, field.widths + field.shape)
             ):

@@ -60,7 +60,7 @@ def test_a_broken_spark_estimator_json_names_the_key(tmp_path: Path) -> None:
         ("inputs", [{**field, "widths": [5]}], "has an invalid field .*5 values a row"),
         ("inputs", [{**field, "names": [3]}], "has an invalid field .*names and columns are texts"),
         ("inputs", [{**field, "columns": []}], "has an invalid field .*are not as many"),
-        ("inputs", [{**field, "dates": [True, True]}], "has an invalid field .*are not as many"),
+        ("inputs", [{**field, "times": ["date", "date"]}], "has an invalid field .*are not as many"),
         ("inputs", [{**field, "dtype": "float99"}], "has an invalid field .*float99"),
         ("inputs", [{**field, "shape": 3}], "has an invalid field "),
         ("outputs", None, "must be a list of numbers of values"),
@@ -113,7 +113,7 @@ def test_dates_and_the_time_zone_are_json(tmp_path: Path) -> None:
     """A folder that was written before there were any is read, too."""
     path = tmp_path / "model"
     kinds = ("", "(1,)uint8")
-    field = Field(("day", "x"), ("c0", "c1"), (1, 1), "float32", (2,), dates=(True, False), decoded=kinds)
+    field = Field(("day", "x"), ("c0", "c1"), (1, 1), "float32", (2,), times=("date", "timestamp_ntz"), decoded=kinds)
     metadata = ModelMetadata({}, [field], [1], ["float"], zone="Asia/Kolkata")
     names = {"feature_columns": ["day", "x"], "label_columns": ["y"]}
     TorchModel(model=nn.Linear(2, 1), _metadata=metadata, **names).save(str(path))
@@ -123,9 +123,9 @@ def test_dates_and_the_time_zone_are_json(tmp_path: Path) -> None:
     manifest = json.loads(file.read_text())
     manifest["inputs"][0]["decoded"] = ["float32"]
     file.write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="dates and decoded are not as many"):
+    with pytest.raises(DataError, match="times and decoded are not as many"):
         TorchModel.load(str(path))
-    del manifest["time_zone"], manifest["inputs"][0]["dates"], manifest["inputs"][0]["decoded"]
+    del manifest["time_zone"], manifest["inputs"][0]["times"], manifest["inputs"][0]["decoded"]
     file.write_text(json.dumps(manifest))
     loaded = TorchModel.load(str(path))
-    assert loaded._known.zone == "UTC" and loaded._inputs[0].holds_dates == (False, False)
+    assert loaded._known.zone == "UTC" and loaded._inputs[0].all_times == ("", "")

@@ -7,7 +7,6 @@ read letter by letter.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -26,7 +25,6 @@ _TAKEN = (
     "predict() takes a pandas.DataFrame, a pyarrow.Table, or a dict, with a list or an array of the rows' values for "
     "each feature column; or an array [rows, ...], and a list of such arrays for a model of several inputs"
 )
-_ROWS = "a list of dicts is no table: predict() takes pandas.DataFrame(rows)"
 
 
 def find_columns(features: Any) -> Any:
@@ -80,9 +78,9 @@ def read_table(features: Any, encoder: RowEncoder, zone: str, *, nulls: bool = F
     """
     arrays, lengths = {}, {}
     for field in encoder.fields:
-        for name, column, days in zip(field.names, field.columns, field.holds_dates, strict=True):
+        for name, column, time in zip(field.names, field.columns, field.all_times, strict=True):
             values, is_category = get_column(features, name), column in encoder.categories
-            array = _to_arrow(values, name, zone, nulls=nulls, categories=is_category, days=days)
+            array = _to_arrow(values, name, zone, nulls=nulls, categories=is_category, time=time)
             if not is_category and not (column in encoder.decoders and pyarrow.types.is_binary(array.type)):
                 _check_numbers(array.type, name)
             arrays[column] = array
@@ -108,7 +106,7 @@ def read_features(features: Any, encoder: RowEncoder, zone: str) -> pyarrow.Reco
     inputs = encoder.fields
     is_list_of_any = isinstance(features, (list, tuple))
     if is_list_of_any and any(isinstance(row, Mapping) for row in features):
-        raise TypeError(_ROWS)
+        raise TypeError("a list of dicts is no table: predict() takes pandas.DataFrame(rows)")
     array_likes = list(features) if is_list_of_any and len(inputs) > 1 else [features]
     if len(array_likes) != len(inputs):
         number = f"{len(array_likes)} array{' was' if len(array_likes) == 1 else 's were'}"
@@ -133,6 +131,7 @@ def _split_input(array: Any, field: Field, encoder: RowEncoder, zone: str) -> li
     if values.ndim == 0 or isinstance(array, bytearray):
         raise TypeError(f"predict() was given {array!r:.60} for {field.name}. {_TAKEN}.")
     is_alone = len(field.columns) == 1
+    time = field.all_times[0] if len(set(field.all_times)) == 1 else None
     is_category = not encoder.categories.keys().isdisjoint(field.columns)
     if is_category and not is_alone:
         raise DataError(
@@ -140,25 +139,25 @@ def _split_input(array: Any, field: Field, encoder: RowEncoder, zone: str) -> li
             "with these columns."
         )
     if values.ndim == 2 and values.shape[1] != field.width and is_alone and field.padding not in ((), (None,)):
-        return [_to_arrow(list(values), field.name, zone)]  # rows that are equally short, which are filled up
+        return [_to_arrow(list(values), field.name, zone, time=time or "")]  # equally short rows, which are filled up
     if is_category or (values.dtype.kind == "O" and values.ndim == 1):
-        days = all(field.holds_dates)
-        column = _to_arrow(array, field.name, zone, categories=is_category, days=days)
+        column = _to_arrow(array, field.name, zone, categories=is_category, time=time or "")
         if not is_category:
             _check_numbers(column.type, field.name)
         if is_alone:
             return [column]
         values = _join_lists(column, field)
     if values.dtype.kind == "M":
-        values = _convert_times(values, field, zone)
+        if time is None:
+            raise DataError(f"{field.name} are dates, times and others: give predict() a frame, or a dict, of them.")
+        flat = _localize_times(pyarrow.array(values.reshape(-1)), time, zone)
+        values = to_numbers(flat).to_numpy(zero_copy_only=False).reshape(values.shape)  # NaN for NaT
     return _split_array(_check_array(values, field), field)
 
 
 def _join_lists(column: pyarrow.Array, field: Field) -> Array:
     """Return the rows [rows, width] of an input of several columns, each of which is given as a list of values."""
-    whole = replace(
-        field, names=(field.name,), columns=("c0",), widths=(field.width,), shape=(field.width,), padding=(), dates=()
-    )
+    whole = Field((field.name,), ("c0",), (field.width,), field.dtype, (field.width,), stored=field.stored)
     batch = pyarrow.RecordBatch.from_arrays([to_numbers(column)], names=["c0"])
     return make_matrix(batch, whole, source="a batch of rows")
 
@@ -200,17 +199,8 @@ def _split_array(rows: Array, field: Field) -> list[pyarrow.Array]:
     return columns
 
 
-def _convert_times(times: Array, field: Field, zone: str) -> Array:
-    """Return numbers of an array of ``datetime64``, of the same shape; NaN for NaT."""
-    if any(field.holds_dates) and not all(field.holds_dates):
-        raise DataError(f"{field.name} are dates and others: give predict() a frame, or a dict, with these columns.")
-    flat = _localize_times(pyarrow.array(times.reshape(-1)), all(field.holds_dates), zone)
-    result: Array = to_numbers(flat).to_numpy(zero_copy_only=False).reshape(times.shape)
-    return result
-
-
 def _to_arrow(
-    values: Any, name: str, zone: str, *, nulls: bool = False, categories: bool = False, days: bool = False
+    values: Any, name: str, zone: str, *, nulls: bool = False, categories: bool = False, time: str = ""
 ) -> pyarrow.Array:
     """Return a column of pandas or of Arrow, or a list, as numbers or arrays of them, or as bytes or texts.
 
@@ -218,7 +208,7 @@ def _to_arrow(
         zone: as of `times.get_zone`.
         nulls: NaN in a column of numbers means null.
         categories: it is a column of categories, in which NaN always means null.
-        days: it was trained as one of dates, which MLflow gives as times.
+        time: as `Field.times` has it of its training; MLflow gives dates as times.
     """
     check_values(values, name)
     if hasattr(values, "__array__") and not hasattr(values, "to_numpy"):  # a tensor
@@ -242,20 +232,20 @@ def _to_arrow(
         array = pyarrow.array(array.to_pylist(), pyarrow.large_list(array.type.value_type))
     if pyarrow.types.is_struct(array.type) and get_kind(array.type) != "vector":
         raise DataError(f"column {name!r} holds dicts, and models need numbers. List its fields: '{name}.field'.")
-    return _localize_times(array, days, zone)
+    return _localize_times(array, time, zone)
 
 
-def _localize_times(array: pyarrow.Array, days: bool, zone: str) -> pyarrow.Array:
+def _localize_times(array: pyarrow.Array, time: str, zone: str) -> pyarrow.Array:
     """With dates, or instants, in place of times of pandas; also in arrays. Others stay as they are."""
     kind = array.type
     if is_list(kind) and pyarrow.types.is_timestamp(kind.value_type):
-        return replace_values(array, _localize_times(array.flatten(), days, zone))
+        return replace_values(array, _localize_times(array.flatten(), time, zone))
     if not pyarrow.types.is_timestamp(kind):
         return array
-    if days:
+    if time == "date":
         local = array if kind.tz is None else pyarrow.compute.local_timestamp(array)
         return pyarrow.compute.floor_temporal(local, unit="day").cast(pyarrow.date32())
-    return array if kind.tz is not None else to_instants(array, get_zone(zone))
+    return array if kind.tz is not None else to_instants(array, get_zone(zone), time)
 
 
 def _check_numbers(kind: pyarrow.DataType, name: str) -> None:

@@ -123,9 +123,7 @@ class PredictionColumn:
         return vectors.take(pyarrow.array(numpy.arange(len(numbers)), mask=numpy.isnan(numbers).any(1)))
 
     def to_spark(self, column: Column) -> Column:
-        """Return Spark's expression for a column of `make_values`: a vector of an array, a timestamp of
-        microseconds.
-        """
+        """Return Spark's expression for a column of `make_values`: vectors of arrays, timestamps of microseconds."""
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions
 
@@ -146,7 +144,7 @@ class PredictionColumn:
         import pandas
 
         if self.kind.startswith(_TIMESTAMP):
-            values = to_times(values, get_zone(zone))
+            values = to_times(values, get_zone(zone), self.kind)
         if pyarrow.types.is_list(values.type):
             return pandas.Series(values.to_pylist(), dtype=object)
         return values.to_pandas()

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from spark_estimator.data.categories import CategoryEncoder
 from spark_estimator.data.columns import Readable, make_category, make_raw, make_readable
 from spark_estimator.data.decoding import Decoder
-from spark_estimator.data.numbers import make_file_category, make_file_readable
+from spark_estimator.data.numbers import get_column_kind, make_file_category, make_file_readable
 from spark_estimator.data.transformation import Transformation
-from spark_estimator.errors import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -71,10 +70,9 @@ class FrameSchema(RawSchema):
     def get_raw_column(self, name: str) -> Readable:
         """See `RawSchema.get_raw_column`; times without a zone are instants, by the session's zone."""
         column = make_raw(self._kinds, name)
-        if column.expression is None or column.kind not in ("timestamp_ntz", "array<timestamp_ntz>"):
+        if column.expression is None or column.time != "timestamp_ntz":
             return column
-        kind = column.kind.replace("_ntz", "")
-        return replace(column, expression=column.expression.cast(kind), kind=kind)
+        return replace(column, expression=column.expression.cast(column.kind.replace("_ntz", "")))
 
 
 class FileSchema(RawSchema):
@@ -95,9 +93,7 @@ class FileSchema(RawSchema):
 
     def get_raw_column(self, name: str) -> Readable:
         """See `RawSchema.get_raw_column`."""
-        if name not in self._kinds:
-            raise DataError(f"there is no column {name!r}: the files have {', '.join(map(repr, self.names))}.")
-        return Readable(name, False, "", None, self._kinds[name])
+        return Readable(name, False, "", None, get_column_kind(self._kinds, name))
 
 
 class TransformedSchema(Schema):
@@ -106,7 +102,7 @@ class TransformedSchema(Schema):
     Args:
         names: of them.
         transformation: has been called.
-        kinds: the Spark types of its arguments that are categories, by name.
+        kinds: the Spark types of its arguments that are categories, or that it has not changed, by name.
     """
 
     def __init__(self, names: Sequence[str], transformation: Transformation, kinds: Mapping[str, str]) -> None:
@@ -120,7 +116,7 @@ class TransformedSchema(Schema):
         shown = self._shown[name]
         return replace(
             column,
-            kind=self._kinds.get(name, column.kind),  # the function gets ids; `transform` reads categories
+            kind=self._kinds.get(name, column.kind),  # the function gets ids and instants; `transform` reads others
             dtype="float32" if shown.is_bytes else column.dtype,
             shape=shown.shape,
             kept="uint8" if shown.is_bytes else "",

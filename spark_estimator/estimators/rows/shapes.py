@@ -294,15 +294,9 @@ def _make_field(
         padding if any(number is not None for number in padding) else (),
         # Padding may be numbers that are no bytes.
         readables[0].kept if len(readables) == 1 and padding == (None,) else "",
-        find_dates(readables),
+        tuple(column.time for column in readables),
         tuple(column.decoded for column in readables),
     )
-
-
-def find_dates(columns: Sequence[Readable]) -> tuple[bool, ...]:
-    """Return `Field.dates` of some columns."""
-    dates = tuple(column.is_of_dates for column in columns)
-    return dates if any(dates) else ()
 
 
 #: The remedy for shapes that do not fit.

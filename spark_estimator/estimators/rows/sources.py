@@ -252,7 +252,9 @@ class TransformedSource(Source):
                 )
             for name, column in zip(names, rows.columns, strict=True):
                 check_kept(name, column.type)
-        kinds = {column.name: column.kind for column in arguments if column.name in encoder.categories}
+        instants = {name: shown.words.replace("_ntz", "") for name, shown in called.shown.items()}
+        same = {column.name for column in arguments if instants.get(column.name) == column.kind.replace("_ntz", "")}
+        kinds = {column.name: column.kind for column in arguments if column.name in same | encoder.categories.keys()}
         self.schema = TransformedSchema(list(self._columns), called, kinds)
         self.arguments = arguments
         self.raw = rows

@@ -78,7 +78,7 @@ def test_predict_reads_days_in_milliseconds_and_views_of_lists() -> None:
             lists = pyarrow.array([[0.5, 2.0], [1.0, 3.0]], getattr(pyarrow, kind)(pyarrow.float32()))
             assert model(pair).predict(pyarrow.table({"x": lists})).tolist() == [[0.5, 2.0], [1.0, 3.0]]
     days = pyarrow.table({"x": pyarrow.array([datetime.date(1970, 1, 3)], pyarrow.date64())})
-    assert model(Field(("x",), ("c0",), (1,), "int64", dates=(True,))).predict(days).tolist() == [[2]]
+    assert model(Field(("x",), ("c0",), (1,), "int64", times=("date",))).predict(days).tolist() == [[2]]
 
 
 def test_predict_reads_pandas_as_spark_does() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +14,15 @@ from zoneinfo import ZoneInfo
 import numpy
 import pandas
 import pyarrow
+import pyspark.sql
 import pytest
 import torch
 from torch import nn
 
 from spark_estimator import DataError, TorchEstimator, TorchModel
 from spark_estimator.data.fields import Field
-from spark_estimator.estimators.inference.times import to_instants, to_times
+from spark_estimator.data.numbers import to_numbers
+from spark_estimator.estimators.inference.times import get_zone, to_instants, to_times
 from spark_estimator.estimators.tracking.flavour import PyfuncModel
 
 if TYPE_CHECKING:
@@ -37,12 +40,14 @@ WALLS = [FORWARD + timedelta(minutes=minutes) for minutes in (119, 120, 150, 179
     datetime(2020, 10, 4, 2, 15),
 ]
 WALLS += [BACK + timedelta(minutes=minutes) for minutes in (59, 60, 90, 119, 120)]
+NTZ = "timestamp_ntz"
+HAS_ARROW = hasattr(pyspark.sql.DataFrame, "toArrow")  # Spark 4
 FIELDS = [
     Field(("instant",), ("c0",), (1,), "float64", (1,)),
-    Field(("wall",), ("c1",), (1,), "float64", (1,)),
-    Field(("instants", "walls"), ("c2", "c3"), (2, 2), "float64", (4,)),
-    Field(("day",), ("c4",), (1,), "int64", (1,), dates=(True,)),
-    Field(("days", "hour"), ("c5", "c6"), (2, 1), "float64", (3,), dates=(True, False)),
+    Field(("wall",), ("c1",), (1,), "float64", (1,), times=(NTZ,)),
+    Field(("instants", "walls"), ("c2", "c3"), (2, 2), "float64", (4,), times=("", NTZ)),
+    Field(("day",), ("c4",), (1,), "int64", (1,), times=("date",)),
+    Field(("days", "hour"), ("c5", "c6"), (2, 1), "float64", (3,), times=("date", "")),
 ]
 
 
@@ -83,21 +88,23 @@ def zone(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
     spark.conf.set(SETTING, before)
 
 
-def frame_of(spark: SparkSession) -> DataFrame:
-    in_utc = [when.replace(tzinfo=timezone.utc) for when in INSTANTS]
+def frame_of(
+    spark: SparkSession, instants: Sequence[datetime] = INSTANTS, walls: Sequence[datetime] = WALLS
+) -> DataFrame:
+    in_utc = [when.replace(tzinfo=timezone.utc) for when in instants]
     rows = [
-        (when, wall, [when, in_utc[0]], [wall, WALLS[0]], when.date(), [when.date(), date(1960, 2, 29)], when.hour)
-        for when, wall in zip(in_utc, WALLS, strict=True)
+        (when, wall, [when, in_utc[0]], [wall, walls[0]], when.date(), [when.date(), date(1960, 2, 29)], when.hour)
+        for when, wall in zip(in_utc, walls, strict=True)
     ]
     times = "instant timestamp, wall timestamp_ntz, instants array<timestamp>, walls array<timestamp_ntz>"
     return spark.createDataFrame(rows, f"{times}, day date, days array<date>, hour int")
 
 
-def of_one(name: str, kind: str = "double") -> TorchModel:
+def of_one(name: str, kind: str = "double", time: str = "") -> TorchModel:
     """Its prediction is the number of a column."""
     return TorchModel(
         model=nn.Identity(),
-        inputs=[Field((name,), ("c0",), (1,), "float64", (1,))],
+        inputs=[Field((name,), ("c0",), (1,), "float64", (1,), times=(time,))],
         outputs=[1],
         label_types=[kind],
         feature_columns=[name],
@@ -125,6 +132,73 @@ def test_predict_reads_what_transform_reads(spark: SparkSession, zone: str, arro
     assert model.predict(known).tolist() == right.tolist()
 
 
+def numbers_by(model: TorchModel, frame: DataFrame) -> list[list[float]]:
+    return [row.y__output.toArray().tolist() for row in model.transform(frame).collect()]
+
+
+def test_years_that_pandas_has_offsets_of(spark: SparkSession, zone: str) -> None:
+    """``toPandas`` has instants by the rules of pandas, and times without a zone as they are."""
+    times = [datetime(year, month, 8, 2, 30, 1, 5) for year in (1678, 1850, 1883, 2038, 2100, 2261) for month in (3, 7)]
+    frame, model = frame_of(spark, times, times).coalesce(1), of_times()
+    in_pandas, right = frame.toPandas(), numbers_by(model, frame)
+    assert [row[0] for row in right] == [
+        (time - datetime(1970, 1, 1)) // timedelta(microseconds=1) / 1e6 for time in times
+    ]
+    assert model.predict(in_pandas).tolist() == right
+    assert numpy.stack([*PyfuncModel(model).predict(in_pandas)["y__output"]]).tolist() == right
+
+
+def test_all_years(spark: SparkSession, zone: str) -> None:
+    """Clocks are set forward and back in these hours, if the year has such rules."""
+    times = [datetime(year, 11, day, 1, 30) for year in (1, 999, 2099, 2100, 2500, 9999) for day in range(1, 9)]
+    times += [datetime(year, 3, day, 2, 30) for year in (1900, 2101, 2499, 9999) for day in range(8, 15)]
+    times += [datetime(1, 1, 2), datetime(1600, 7, 1, 1, 2, 3, 4), datetime(9999, 12, 30, 23, 59, 59, 999999)]
+    frame, model = frame_of(spark, times, times).coalesce(1), of_times()
+    right = numbers_by(model, frame)
+    in_utc = [time.replace(tzinfo=timezone.utc) for time in times]
+    rows = {
+        "instant": in_utc,
+        "wall": times,
+        "instants": [[time, in_utc[0]] for time in in_utc],
+        "walls": [[time, times[0]] for time in times],
+        "day": [time.date() for time in times],
+        "days": [[time.date(), date(1960, 2, 29)] for time in times],
+        "hour": [time.hour for time in times],
+    }
+    tables = [rows, {**rows, "wall": numpy.array(times, "M8[us]")}, *([frame.toArrow()] if HAS_ARROW else [])]
+    for features in tables:
+        assert model.predict(features).tolist() == right
+        assert numpy.stack([*PyfuncModel(model).predict(features)["y__output"]]).tolist() == right
+    wall = of_one("wall", time=NTZ)
+    for array in (numpy.array(times, "M8[us]"), numpy.array(times, object)):
+        assert wall.predict(array).reshape(-1).tolist() == [row[1] for row in right]
+
+
+def test_rows_of_times_that_are_short_are_filled_up() -> None:
+    """In the time zone of the training, as it has no session."""
+    field = Field(("t",), ("c0",), (3,), "float64", (3,), padding=(-1.0,), times=(NTZ,))
+    model = TorchModel(
+        model=nn.Identity(),
+        inputs=[field],
+        outputs=[3],
+        label_types=["array<double>"],
+        feature_columns=["t"],
+        label_columns=["y"],
+    )
+    zone = get_zone("UTC")
+    times = numpy.array([[datetime(2500, 7, 1, 12), datetime(2500, 1, 1, 12)]], "M8[us]")
+    seconds = to_numbers(to_instants(pyarrow.array(times[0]), zone, NTZ)).to_pylist()
+    assert model.predict(times).tolist() == [[*seconds, -1.0]]
+
+
+def test_an_array_of_several_kinds_of_times_is_refused() -> None:
+    field = Field(("a", "b"), ("c0", "c1"), (1, 1), "float64", (2,), times=("date", NTZ))
+    params = {"feature_columns": ["a", "b"], "label_columns": ["y"]}
+    model = TorchModel(model=nn.Identity(), inputs=[field], outputs=[2], label_types=["double"], **params)
+    with pytest.raises(DataError, match="a, b are dates, times and others: give predict\\(\\) a frame"):
+        model.predict(numpy.zeros((1, 2), "M8[us]"))
+
+
 def test_a_time_that_was_there_twice_is_the_first(spark: SparkSession) -> None:
     """`toPandas` gives both instants the same time; with their zone, they differ."""
     before = spark.conf.get(SETTING)
@@ -144,13 +218,16 @@ def test_a_time_that_was_there_twice_is_the_first(spark: SparkSession) -> None:
 
 
 def test_predictions_that_are_times(spark: SparkSession, zone: str) -> None:
-    """MLflow's model gives those that `toPandas` gives."""
-    seconds = [when.replace(tzinfo=timezone.utc).timestamp() for when in INSTANTS]
+    """MLflow's model gives those that `toPandas` gives; and any, where that is none."""
+    times = [*INSTANTS, *(datetime(year, 7, 1) for year in (1678, 1850, 2038, 2261))]
+    seconds = [when.replace(tzinfo=timezone.utc).timestamp() for when in times]
     frame = spark.createDataFrame([(second,) for second in seconds], "features double").coalesce(1)
     for kind in ("timestamp", "timestamp_ntz"):
         model = of_one("features", kind)
         right = model.transform(frame).toPandas()["y__output"].tolist()
         assert PyfuncModel(model).predict(frame.toPandas())["y__output"].tolist() == right
+        beyond = PyfuncModel(model).predict({"features": numpy.array([-9e12, 1e30, numpy.nan])})["y__output"]
+        assert beyond.isna().tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("name", ["America/Los_Angeles", "Europe/Berlin", "Australia/Lord_Howe", "Asia/Kolkata", "UTC"])
@@ -158,18 +235,23 @@ def test_python_has_the_same_instants(name: str) -> None:
     """With ``fold=0`` zoneinfo has the same rule."""
     zone = ZoneInfo(name)
     times = [datetime(2020, 1, 1) + timedelta(minutes=30 * n + 1) for n in range(366 * 48)]
-    got = to_instants(pyarrow.array([*times, None]), name)
-    assert got.to_pylist() == [*(time.replace(tzinfo=zone).astimezone(timezone.utc) for time in times), None]
-    back = to_times(got.cast("int64"), name)
-    assert back.to_pylist()[:-1] == [
-        time.replace(tzinfo=zone).astimezone(timezone.utc).astimezone(zone).replace(tzinfo=None) for time in times
-    ]
+    for kind in ("timestamp", NTZ):
+        got = to_instants(pyarrow.array([*times, None]), name, kind)
+        assert got.to_pylist() == [*(time.replace(tzinfo=zone).astimezone(timezone.utc) for time in times), None]
+        back = to_times(got.cast("int64"), name, kind)
+        assert back.to_pylist() == [
+            *(
+                time.replace(tzinfo=zone).astimezone(timezone.utc).astimezone(zone).replace(tzinfo=None)
+                for time in times
+            ),
+            None,
+        ]
 
 
 def test_zones_that_pandas_does_not_know() -> None:
-    for function in (to_instants, to_times):
+    for function, kind in itertools.product((to_instants, to_times), ("timestamp", NTZ)):
         with pytest.raises(DataError, match="time zone of the session, 'GMT\\+8', which pandas cannot use"):
-            function(pyarrow.array([0], pyarrow.timestamp("us")), "GMT+8")
+            function(pyarrow.array([0], pyarrow.timestamp("us")), "GMT+8", kind)
 
 
 SERVING = """

@@ -326,8 +326,9 @@ class Total(nn.Module):
 def test_times_and_days_by_spark_udf(tracking: Any, spark: SparkSession) -> None:
     """MLflow takes times without a zone, and makes times of days."""
     kinds = {"when": "float64", "wall": "float64", "day": "int64"}
+    known = {"day": "date", "wall": "timestamp_ntz"}
     fields = [
-        Field((name,), (f"c{place}",), (1,), dtype, (1,), dates=(name == "day",))
+        Field((name,), (f"c{place}",), (1,), dtype, (1,), times=(known.get(name, ""),))
         for place, (name, dtype) in enumerate(kinds.items())
     ]
     zone, setting = "America/Los_Angeles", "spark.sql.session.timeZone"
@@ -339,7 +340,7 @@ def test_times_and_days_by_spark_udf(tracking: Any, spark: SparkSession) -> None
     before = spark.conf.get(setting)
     spark.conf.set(setting, zone)
     try:
-        times = [datetime(2020, month, 8, 2, 30) for month in (3, 7)]
+        times = [datetime(year, month, 8, 2, 30) for year in (1850, 2020, 2100) for month in (3, 7)]
         rows = [(time, time, time.date()) for time in times]
         frame = spark.createDataFrame(rows, "when timestamp, wall timestamp_ntz, day date").coalesce(1)
         features = Features(dict(frame.dtypes))

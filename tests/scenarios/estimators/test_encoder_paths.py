@@ -49,7 +49,7 @@ def decode_floats(content: bytes) -> Array:
 
 
 _WORDS = st.sampled_from(["ash", "beech", "\u00e9rable", "", "oak"])
-_TIMES = st.datetimes(datetime.datetime(1999, 1, 1), datetime.datetime(2030, 1, 1))
+_TIMES = st.datetimes(datetime.datetime(1678, 1, 1), datetime.datetime(2262, 1, 1))  # what `toPandas` gives
 _FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 #: A type of Spark, and its values, by the column's name.
 COLUMNS: dict[str, tuple[str, st.SearchStrategy[Any]]] = {
@@ -282,13 +282,16 @@ def _pass_frame(frame: pandas.DataFrame) -> pandas.DataFrame:
 def test_a_transformation_that_changes_nothing_changes_no_number(spark: SparkSession, function: Any) -> None:
     """Days stay days, beside null too; and times without a zone are in that of the session."""
     day, wall = datetime.date(2020, 2, 29), datetime.datetime(2020, 6, 1, 2, 30)
-    values = [(day, wall, day, wall, 1.0), (day, wall, None, None, 0.0)]
-    frame = spark.createDataFrame(values, "a date, b timestamp_ntz, c date, d timestamp_ntz, y double").coalesce(1)
+    instant = datetime.datetime(2020, 6, 1, 2, 30, tzinfo=datetime.timezone.utc)
+    values = [(day, wall, day, wall, instant, 1.0), (day, wall, None, None, instant, 0.0)]
+    kinds = "a date, b timestamp_ntz, c date, d timestamp_ntz, e timestamp, y double"
+    frame = spark.createDataFrame(values, kinds).coalesce(1)
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "America/Los_Angeles")
     try:
-        names = ["a", "b", "c", "d"]
-        estimator = TorchEstimator(feature_cols=names, label_cols=["y"], transformation_fn=function, nulls=7)
+        names = ["a", "b", "c", "d", "e"]
+        nulls = dict.fromkeys("cd", 7)
+        estimator = TorchEstimator(feature_cols=names, label_cols=["y"], transformation_fn=function, nulls=nulls)
         request = RowRequest.from_parameters(estimator._value, None)
         choose = partial(choose_source, read_files=False, store=None, size=1)
         plan = plan_frame(frame, request, EchoTrial(len(names)), choose)
@@ -304,5 +307,8 @@ def test_a_transformation_that_changes_nothing_changes_no_number(spark: SparkSes
     seconds = wall.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=-7))).timestamp()
     days = (day - datetime.date(1970, 1, 1)).days
     trained = [matrix.ravel().tolist() for matrix in matrices[: len(names)]]
-    assert trained == [[days, days], [seconds, seconds], [days, 7], [seconds, 7]]
-    assert [list(row.toArray()) for row in predicted] == [[days, seconds, days, seconds]]
+    at = instant.timestamp()
+    assert trained == [[days, days], [seconds, seconds], [days, 7], [seconds, 7], [at, at]]
+    assert [list(row.toArray()) for row in predicted] == [[days, seconds, days, seconds, at]]
+    ntz = "timestamp_ntz"
+    assert [field.times for field in plan.fields.inputs] == [(each,) for each in ("date", ntz, "date", ntz, "")]
