@@ -101,7 +101,7 @@ def _ended(run: Run, folder: Path, session: Callable[[], SparkSession]) -> Endin
     ended = time.monotonic()
     struck, last = _struck(run, folder)
     if shown is None:
-        faulthandler.dump_traceback(all_threads=True)
+        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)  # the job still collects what goes to sys.stderr
         return Ending(None, "", None, struck)
     unmissed = folder / UNMISSED
     return Ending(

@@ -52,6 +52,7 @@ def train(text: str, folder: str) -> int:
     """
     from spark_estimator.collectives import context, objects
     from spark_estimator.elastic import ObjectState, rejoin, run_fn
+    from spark_estimator.store import replacement  # noqa: F401  # on a busy machine, imports take longer than a stall
 
     run = Run.from_json(text)
     faults = Faults(run, Path(folder))

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +30,19 @@ def test_a_violation_is_printed_with_the_command_that_repeats_it(
     assert re.search(
         r"VIOLATION wrong numbers: \d+ instead of \d+\n  repeat it with: make chaos SEED=b RUN=180\n", printed
     )
+
+
+def test_a_job_that_does_not_end_is_a_violation(tmp_path: Path) -> None:
+    """Also one whose messages are collected: run 7 of this seed is elastic."""
+    hanging = (
+        "from chaos import __main__, jobs; jobs.HANG_SECONDS = 0.5; __main__.main(['--seed', 'a51c2', '--run', '7'])"
+    )
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", hanging]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "VIOLATION the job did not end" in done.stdout, done.stderr
+    assert "run_elastic_local" in done.stderr
 
 
 def test_no_time_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
