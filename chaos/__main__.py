@@ -101,7 +101,7 @@ def _ended(run: Run, folder: Path, session: Callable[[], SparkSession]) -> Endin
     ended = time.monotonic()
     struck, last = _struck(run, folder)
     if shown is None:
-        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)  # the job still collects what goes to sys.stderr
+        faulthandler.dump_traceback(2, all_threads=True)  # the job still collects what goes to sys.stderr
         return Ending(None, "", None, struck)
     unmissed = folder / UNMISSED
     return Ending(
