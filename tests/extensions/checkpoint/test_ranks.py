@@ -82,6 +82,29 @@ def test_a_clock_that_was_a_day_ahead_costs_no_checkpoint(tmp_path: Path) -> Non
     assert days[0] < days[1], "they say when the hosts took them to be made"
 
 
+def warned(rank: int, folder: str) -> int:
+    """Rank 1 is warned before its third step, that its machine is about to be taken back."""
+    import os
+    import signal
+
+    import spark_estimator.torch as hvd
+    from spark_estimator.checkpoint import Checkpointer
+
+    hvd.init()
+    with Checkpointer(folder, model=torch.nn.Linear(2, 2), every_steps=100) as checkpointer:
+        for step in range(6):
+            if (step, rank) == (2, 1):
+                os.kill(os.getpid(), signal.SIGUSR2)
+            checkpointer.step()
+        return checkpointer.steps
+
+
+def test_a_warning_of_one_rank_brings_a_checkpoint_of_all(tmp_path: Path) -> None:
+    environ = {"SPARK_ESTIMATOR_PREEMPTION_SIGNAL": "USR2"}
+    assert run_ranks(2, warned, args=(str(tmp_path),), environ=environ) == [6, 6]
+    assert complete_steps(str(tmp_path)) == [3]
+
+
 def differing(rank: int, folder: str) -> str:
     from spark_estimator.checkpoint import Checkpointer
 
