@@ -157,7 +157,7 @@ def _parse_command(text: str) -> str:
         shlex.split(text)
     except ValueError as error:
         raise ValueError(f"a command with its arguments ({error})") from None
-    return text
+    return text.strip()
 
 
 def _make_field(name: str, default: Any, parse: Callable[[str], Any], *, unit: str, effect: str) -> Any:

@@ -44,6 +44,8 @@ OTHERS = {
     "extensions/checkpoint/layout.py": "what it has not made is made by who needs it",
     "checkpoint/orphan_limit.py": "only waits for the end of a pipe",
     "checkpoint/writer_link.py": "waits for a process",
+    "collectives/preemption.py": "nothing waits for it",
+    "launch/agent/agent.py": "nothing waits for it",
     "collectives/connections/descriptors.py": "only shows that threads can be started",
     "collectives/connections/late.py": "continues after any error",
     "collectives/connections/outgoing.py": "passes any error on",

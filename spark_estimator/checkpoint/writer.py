@@ -20,6 +20,8 @@ from typing import Any
 
 from spark_estimator.checkpoint.orphan_limit import OrphanLimit
 from spark_estimator.checkpoint.shared_control import CopySlot, SharedControl, SlotState
+from spark_estimator.collectives import preemption
+from spark_estimator.env import Settings
 from spark_estimator.errors import remove_links
 from spark_estimator.mapping import map_file
 from spark_estimator.store.digests import make_seal
@@ -185,6 +187,8 @@ class Writer:
 def main() -> None:
     """Run a writer with what it reads from its standard input; its argument is the descriptor `WriterStart.wake`."""
     limit = OrphanLimit(int(sys.argv[1]))  # first: what is read may be a store that connects
+    with contextlib.suppress(ValueError):
+        preemption.watch().ignore(Settings.read())
     start: WriterStart = pickle.load(sys.stdin.buffer)  # noqa: S301  from the rank that has started this process
     with contextlib.suppress(OSError):
         os.nice(5)

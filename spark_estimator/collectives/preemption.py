@@ -8,6 +8,7 @@ to watch. Nothing happens here but a note: a job acts on it between two steps, w
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 import signal
 import subprocess
@@ -18,7 +19,8 @@ from typing import Any
 
 from spark_estimator.env import Settings
 from spark_estimator.log import get_logger
-from spark_estimator.posix import register_at_fork
+from spark_estimator.observe.driver_log import printable
+from spark_estimator.posix import SIGKILL, register_at_fork
 
 #: How often the command is run, and how long it may take, in seconds.
 ASK_SECONDS = 5.0
@@ -56,12 +58,19 @@ class PreemptionWatch:
         """Note a warning; the first one stays."""
         self.reason = self.reason or reason
 
+    def ignore(self, settings: Settings) -> None:
+        """Have this process, which is no rank, and what it starts, ignore the signal. In the main thread."""
+        if settings.preemption_signal:
+            signal.signal(signal.Signals[settings.preemption_signal], signal.SIG_IGN)
+
     def forget(self) -> None:
         """Have a forked child, which is no rank, ignore the signal; SIGTERM, by which loaders end workers, ends it."""
         if self._caught is not None:
             signal.signal(self._caught, signal.SIG_DFL if self._caught is signal.SIGTERM else signal.SIG_IGN)
 
     def _handle(self, former: Callable[..., Any] | int | None, number: int, frame: Any) -> None:
+        if self.reason:  # an agent sends it again and again
+            return
         self.note(f"it got {signal.Signals(number).name}")
         if callable(former):
             former(number, frame)
@@ -70,16 +79,24 @@ class PreemptionWatch:
         """Run the command until it succeeds. What it prints first is the reason."""
         while not self.reason:
             try:
-                done = subprocess.run(
-                    command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
                 )
-                if done.returncode == 0:
-                    self.note(f"{command[0]} printed: {(done.stdout.strip().splitlines() or ['nothing'])[0][:200]}")
-            except subprocess.TimeoutExpired:
-                continue
             except OSError as error:
                 _log.warning("SPARK_ESTIMATOR_PREEMPTION_COMMAND can't be run, and is not run again: %s", error)
                 return
+            try:
+                output = child.communicate(timeout=ASK_SECONDS)[0].decode(errors="replace")
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, SIGKILL)  # with what it has started
+                child.communicate()
+                continue
+            if child.returncode == 0:
+                self.note(f"{command[0]} printed: {printable(output.strip().partition(chr(10))[0][:200]) or 'nothing'}")
             time.sleep(ASK_SECONDS)
 
 

@@ -90,7 +90,7 @@ class ElasticProcess:
     is_killed: bool = False
     is_standby: bool = False  # a newcomer that was started while no rank was missing
     silent_since: float | None = None  # when a member that left the present round reported this one as silent
-    unwanted_since: float | None = None  # when its slot was removed
+    unwanted_since: float | None = None  # when its slot was removed; inf: it will be
 
 
 class ProcessTable(dict[int, ElasticProcess]):

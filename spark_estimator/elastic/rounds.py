@@ -12,7 +12,8 @@ they are enough, or newcomers are there to take over the state. `round_state` ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -161,8 +162,12 @@ class RoundPlanner:
             if self._processes.select(READY):
                 self._gather(now)
 
-    def mark_unwanted(self, numbers: Iterable[int], now: float) -> None:
-        """Note that the slots of these, and of no others, are removed."""
+    def mark_unwanted(self, numbers: Iterable[int], now: float, *, warned: Collection[int] = ()) -> None:
+        """Note that the slots of these, and of no others, are removed.
+
+        Args:
+            warned: those of them that work on for as long as their machines do.
+        """
         removed = {number for number in numbers if number in self._processes}
         # With slots that are available again there may be too many processes: those that started last have to leave.
         others = sorted(self._processes.keys() - removed, key=self._processes.get_order)
@@ -171,7 +176,7 @@ class RoundPlanner:
             if number not in removed:
                 process.unwanted_since = None
             elif process.unwanted_since is None:
-                process.unwanted_since = now
+                process.unwanted_since = math.inf if number in warned else now
 
     # --- what it decides ---
 
@@ -232,7 +237,9 @@ class RoundPlanner:
         coming += newcomers[: max(self.terms.most - len(coming), 0)]
         staying = sorted(set(ready) - set(coming), key=self._processes.get_next_order)
         needed = self._count_needed(now)
-        while staying and (len(coming) < needed or not any(self._processes[number].holds_state for number in coming)):
+        # With `Terms.patience`, a member that is to leave stays until a newcomer takes its rank.
+        least = needed if self.terms.patience is None else self.terms.most
+        while staying and (len(coming) < least or not any(self._processes[number].holds_state for number in coming)):
             # One with the state is enough, who hands it on; so there is, for a round, one more than there may be.
             coming.append(staying.pop(0))
         may_follow = self.terms.patience is None or self._has_resets(1)

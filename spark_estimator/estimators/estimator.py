@@ -292,7 +292,9 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
             large=model_transfer.LARGE,
             owner=run_lease.make_owner(),
             framework=training.framework,
-            heeds_warnings=value("store") is not None and training.saves_within and expects_warnings(),
+            heeds_warnings=value("store") is not None
+            and training.saves_within
+            and expects_warnings(replaces=value("max_restarts") > 0),
             initial=training.compute_digest() if value("run_id") and value("store") is not None else "",
             **plan.to_spec_fields(),
         )

@@ -56,7 +56,7 @@ wait()
 """
     for name, status in (("SIGUSR1", 7), ("SIGTERM", -signal.SIGTERM)):
         output = run(program.format(name), SPARK_ESTIMATOR_PREEMPTION_SIGNAL=name[3:].lower())
-        assert output == f"None\n{status}\nmine\nmine\nit got {name}\n"
+        assert output == f"None\n{status}\nmine\nit got {name}\n", "the second one is not passed on"
 
 
 def test_a_command_is_asked_again_and_again_until_it_succeeds(tmp_path: Path) -> None:
@@ -67,6 +67,27 @@ def test_a_command_is_asked_again_and_again_until_it_succeeds(tmp_path: Path) ->
     script.chmod(0o755)
     program = "preemption.ASK_SECONDS = 1\npreemption.watch().begin(Settings.read())\nwait()\n"
     assert run(program, SPARK_ESTIMATOR_PREEMPTION_COMMAND=str(script)) == f"{script} printed: terminate at noon\n"
+
+
+def test_a_command_may_print_anything_and_hang(tmp_path: Path) -> None:
+    """What it has started ends with it."""
+    mark = f"--max-time=1.{os.getpid()}"
+    program = "preemption.ASK_SECONDS = 0.5\npreemption.watch().begin(Settings.read())\nwait()\n"
+    script = tmp_path / "notice.sh"
+    hang = f"touch {tmp_path}/asked; {sys.executable} -c 'import time; time.sleep(60)' {mark} | cat"
+    script.write_text(f"#!/bin/sh\n[ -e {tmp_path}/asked ] && printf '\\377\\033[31m\\n' || {{ {hang}; }}\n")
+    script.chmod(0o755)
+    output = run(program, SPARK_ESTIMATOR_PREEMPTION_COMMAND=f"{script} {mark}")
+    assert output == f"{script} printed: \ufffd\\x1b[31m\n"
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(path)]
+    assert left == []
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def test_a_setting_that_cannot_be_used_is_refused() -> None:

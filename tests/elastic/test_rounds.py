@@ -106,6 +106,36 @@ def test_a_patient_job_has_the_replacement_in_its_place_if_it_comes_in_time() ->
     assert job.ready(3) == [Begin((0, 3, 2))]
 
 
+def warn(job: Job, *processes: int) -> list[Decision]:
+    job.planner.mark_unwanted(processes, job.now, warned=processes)
+    return job.decide()
+
+
+def test_each_of_two_that_have_to_leave_stays_until_a_newcomer_takes_its_rank() -> None:
+    job = patient()
+    assert warn(job, 1, 2) == [Start(2)]
+    assert job.ready(3) == [Announce((0, 1, 2))]
+    for process in (0, 1):
+        assert job.ready(process, keeps_ranks=True) == []
+    assert job.ready(2) == [Release((2,)), Begin((0, 1, 3))]
+    assert job.ready(4) == [Announce((0, 1, 3))]
+    for process in (0, 1):
+        job.ready(process)
+    assert job.ready(3) == [Release((1,)), Begin((0, 4, 3))]
+
+
+def test_one_that_has_to_leave_stays_if_the_newcomer_dies_and_is_never_ended() -> None:
+    job = patient(2, timeout=timedelta(seconds=60))
+    assert warn(job, 1) == [Start(1)]
+    assert job.ready(2) == [Announce((0, 1))]
+    assert job.lost(2) == []
+    job.ready(0, keeps_ranks=True)
+    assert job.ready(1) == [Begin((0, 1))]
+    assert job.decide() == [Start(1)]
+    job.now += 1000
+    assert warn(job, 1) == []
+
+
 def test_a_patient_job_grows_at_once_though_another_is_missing() -> None:
     job = patient()
     job.lost(1)

@@ -278,10 +278,10 @@ class Trainer:
                 if self._pending == spec.backward_passes_per_step:
                     self.step(epoch, done)
             self.meter.end_step(batch.rows, self.sums.loss)
+            if end_batch is not None:  # before the commit, at which ranks may leave
+                end_batch(done - 1, float(loss.value.detach()))
             if commit is not None and not self._pending:
                 commit(done)
-            if end_batch is not None:
-                end_batch(done - 1, float(loss.value.detach()))
             is_due = is_due or (schedule is not None and schedule.is_due())
             # A checkpoint has no gradients that wait for their step. After the last batch, the epoch's checkpoint
             # follows.

@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -31,6 +32,7 @@ from spark_estimator.peer_json import parse_object
 from spark_estimator.posix import fcntl
 
 _SIOCGIFADDR = 0x8915
+_WARN_EVERY = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -159,16 +161,22 @@ class HostAgent(WorkerAgent):
         self.link.send_json(frames.READY, address=address, note=note, problem="")
 
     def _pass_on_warnings(self, environment: Mapping[str, str]) -> None:
-        """Have the signal that warns this host warn each of its ranks (`preemption`). In the main thread."""
+        """Have the signal that warns this host warn each of its ranks (`preemption`), also later ones. In the main
+        thread.
+        """
+        warned = threading.Event()
 
-        def warn(number: int, _frame: object) -> None:
-            for process in list(self._processes.values()):
-                # In a thread: the main thread may have the lock that this takes.
-                call = (lambda supervisor: supervisor.warn(number),)
-                threading.Thread(target=process.call_supervisor, args=call, daemon=True).start()
+        def pass_on(number: int) -> None:
+            warned.wait()
+            while True:  # a rank may have no handler yet, and ignores the signal until then
+                for process in list(self._processes.values()):
+                    process.call_supervisor(lambda supervisor: supervisor.warn(number))
+                time.sleep(_WARN_EVERY.total_seconds())
 
         if name := Settings.read(environment).preemption_signal:
-            signal.signal(signal.Signals[name], warn)
+            number = signal.Signals[name]
+            threading.Thread(target=pass_on, args=(number,), name="spark_estimator warning", daemon=True).start()
+            signal.signal(number, lambda *_: warned.set())
 
 
 def main() -> None:

@@ -219,7 +219,7 @@ class ElasticJob:
         """Have a process leave whose machine is about to be taken back, as soon as the others can continue."""
         process.is_warned = True
         may_move = self._placement.note_warning(process.number, now)
-        plan = "its state moves as soon as another process is ready" if may_move else "there is no other host to use"
+        plan = "its state moves when another process is ready" if may_move else "there is no other host to use"
         self._report(f"{process} is about to lose its machine ({reason}): {plan}")
 
     def _update_placement(self, now: float) -> None:
@@ -232,7 +232,7 @@ class ElasticJob:
             self._report(f"host {host} may be used again")
         self._planner.room = self._placement.room
         self._planner.room_may_grow = self._discovery is not None or self._placement.some_may_return
-        self._planner.mark_unwanted(self._placement.find_surplus(), now)
+        self._planner.mark_unwanted(self._placement.find_surplus(), now, warned=self._placement.find_warned())
 
     def _note_end(self, event: Ended, now: float) -> None:
         process = self._processes.pop(event.process)

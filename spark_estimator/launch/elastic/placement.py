@@ -58,6 +58,7 @@ class Placement:
         self._slots = {host.name: host.slots for host in hosts}
         self._cooldown = cooldown
         self.warnings: dict[int, str] = {}
+        self._warned: set[str] = set()
         self._taken: dict[int, str] = {}
         self._out: dict[str, float] = {}  # until when
         self._failures: Counter[str] = Counter()
@@ -113,7 +114,12 @@ class Placement:
         others = usable.keys() - {host}
         if host in usable and others:
             self._put_out(host, now, Cooldown(WARNED_FOR, WARNED_FOR))
+            self._warned.add(host)
         return bool(others)
+
+    def find_warned(self) -> list[int]:
+        """Return those of `find_surplus` that are there because their machines are about to be taken back."""
+        return [process for process, host in self._taken.items() if host in self._warned]
 
     def note_failure(self, host: str, now: float) -> str:
         """Note that a rank has failed on a host. Return for how long the host is out, in words; '' if it isn't."""
@@ -128,6 +134,7 @@ class Placement:
         hosts = [host for host, until in self._out.items() if until <= now]
         for host in hosts:
             del self._out[host]
+            self._warned.discard(host)
         return [host for host in hosts if host in self._slots]
 
     def find_surplus(self) -> list[int]:

@@ -21,11 +21,15 @@ def can_warn(spark: SparkSession) -> bool:
     return not is_connect and Configuration(spark).is_true(_ENABLED)
 
 
-def expects_warnings() -> bool:
-    """Return whether ranks of the present session may be warned before they lose their machine."""
+def expects_warnings(*, replaces: bool) -> bool:
+    """Return whether ranks of the present session may be warned before they lose their machine.
+
+    Args:
+        replaces: the job replaces lost ranks; no other learns of decommissioning.
+    """
     settings, spark = Settings.read(), find_existing_session()
     by_variables = bool(settings.preemption_signal or settings.preemption_command)
-    return by_variables or (spark is not None and can_warn(spark))
+    return by_variables or (replaces and spark is not None and can_warn(spark))
 
 
 class Executors:

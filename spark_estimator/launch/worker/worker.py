@@ -175,7 +175,9 @@ def run_function(spec: WorkerSpec, payload: BinaryIO, pipe: ResultWriter) -> int
 def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
     """Run the command in this process's group, as the guard that dies with the launcher. Return the exit status."""
     from spark_estimator import compat
+    from spark_estimator.collectives import preemption
     from spark_estimator.collectives.rendezvous import offer_to_command
+    from spark_estimator.env import Settings
 
     descriptor, variables = offer_to_command(spec.rendezvous)
     environment = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
@@ -193,6 +195,8 @@ def run_command(spec: WorkerSpec, pipe: ResultWriter) -> int:
     # A handler, not SIG_IGN: an ignored signal would stay ignored in the command.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGINT, lambda *_: None)
+    with suppress(ValueError):  # until init() watches for it, as it would end the command
+        preemption.watch().ignore(Settings.read())
     try:
         # Running a command line is horovodrun's purpose; no shell interprets it.
         child = subprocess.Popen(

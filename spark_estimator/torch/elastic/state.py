@@ -214,6 +214,7 @@ class TorchState(ObjectState):
         if self._keeper is None:
             super().check_host_updates()
         elif self._keeper.announced:
+            self._keeper.hand_over()
             raise HostsUpdatedInterrupt
 
     def rank_content(self) -> RankContent | HeritableContent | None:

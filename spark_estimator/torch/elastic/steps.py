@@ -23,6 +23,8 @@ What fails how
 - A rank is lost before any other has passed the agreement: all discard the step, and repeat it.
 - Some have passed the agreement: these finish the step; the others take parameters, optimizer state and attributes from
   one of these, and what they alone have from their own interrupted step.
+- What a rank alone has and changes between ``optimizer.step()`` and ``commit()``, such as a buffer or a random number
+  that it draws, is not yet in that copy: a new process that replaces a lost rank lacks that of one step.
 - A failure between ``optimizer.step()`` and ``commit()``, where there should be no collective, on all ranks: the
   attributes do not belong to the parameters on any rank. Then all go back to the last full copy, which is made when a
   round begins and at each hundredth commit.
@@ -111,6 +113,11 @@ class StepKeeper:
             self._pack() if self._peers.size > 1 else b"", self.step, announced=announced
         )
         self.state = RecoveryState.AGREED
+
+    def hand_over(self) -> None:
+        """Send this commit to the rank that keeps it, instead of the step before it: ranks leave here. A collective."""
+        if self._peers.size > 1:
+            self._peers.begin(self._committed, self.step)
 
     def note_commit(self) -> bool:
         """Note that the step has ended. Returns whether a full copy is due."""

@@ -110,7 +110,9 @@ def test_an_epoch_that_is_half_done_continues_or_begins_again() -> None:
 def test_a_checkpoint_that_is_due_waits_for_a_step_and_not_for_a_validation(
     by_hand: bool, batches: list[tuple[int, int]], due: list[bool]
 ) -> None:
-    spec: Any = SimpleNamespace(checkpoints_within=True, checkpoint_steps=3, checkpoint_seconds=None)
+    spec: Any = SimpleNamespace(
+        checkpoints_within=True, checkpoint_steps=3, checkpoint_seconds=None, heeds_warnings=False
+    )
     beginning: Any = SimpleNamespace(known=None, kept=None)
     writer = CheckpointWriter(spec, beginning, None, [])  # type: ignore[arg-type]
     module = SimpleNamespace(automatic_optimization=not by_hand)

@@ -126,6 +126,7 @@ class SparkPlacement(Placement):
         self.limit = terms.places
         self.workers: dict[int, SparkWorkerHandle] = {}
         self._leaving: dict[int, float] = {}  # until when
+        self._avoided: dict[str, int] = {}  # host -> how many workers had been made when it was first warned
 
     @property
     def room(self) -> int:
@@ -141,10 +142,20 @@ class SparkPlacement(Placement):
         return ""
 
     def note_warning(self, process: int, now: float) -> bool:
-        """Have a process leave, and use its host no more; see `Placement.note_warning`. Spark may have other slots."""
+        """Have a process leave, and use its host no more; see `Placement.note_warning`.
+
+        Spark may have other slots; it has none if a process that has started since then is on the same host.
+        """
+        worker = self.workers[process]
+        if process >= self._avoided.setdefault(worker.host, len(self.workers)):
+            return False
         self._leaving[process] = now + WARNED_FOR.total_seconds()
-        self.workers[process].avoid_host()
+        worker.avoid_host()
         return True
+
+    def find_warned(self) -> list[int]:
+        """Return the processes that are to leave; see `Placement.find_warned`."""
+        return [*self._leaving]
 
     def find_surplus(self) -> list[int]:
         """Return the processes that are to leave; see `Placement.find_surplus`."""
