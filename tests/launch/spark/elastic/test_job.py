@@ -19,6 +19,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from spark_estimator.elastic.decisions import Terms
 from spark_estimator.errors import (
     JobCancelledError,
     NotEnoughSlotsError,
@@ -26,6 +27,8 @@ from spark_estimator.errors import (
     StartTimeoutError,
     WorkerFailedError,
 )
+from spark_estimator.launch.elastic.placement import WARNED_FOR
+from spark_estimator.launch.spark.elastic.job import SparkPlacement
 from spark_estimator.spark import run_elastic
 from tests.launch import clusters
 from tests.launch.elastic import test_job
@@ -180,3 +183,29 @@ def test_the_driver_channel_is_needed(spark: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SPARK_ESTIMATOR_DRIVER_CHANNEL", "0")
     with pytest.raises(PreflightError, match="SPARK_ESTIMATOR_DRIVER_CHANNEL is 0"):
         run_elastic(idle, num_proc=2)
+
+
+class PlacedWorker:
+    """As much of a worker's handle as its placement asks for."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.avoided = 0
+
+    def avoid_host(self) -> None:
+        self.avoided += 1
+
+
+def test_a_process_that_started_on_a_warned_host_stays_there() -> None:
+    """Or a command that goes on to succeed would move ranks of the only host for ever."""
+    placement = SparkPlacement(Terms(3, 1))
+    workers = [PlacedWorker("a"), PlacedWorker("a"), PlacedWorker("b")]
+    placement.workers.update(enumerate(workers))  # type: ignore[arg-type]
+    assert placement.note_warning(0, 0.0) and placement.note_warning(1, 1.0)
+    placement.workers[3] = PlacedWorker("a")  # type: ignore[assignment]
+    assert not placement.note_warning(3, 2.0)
+    assert placement.note_warning(2, 3.0), "another host"
+    assert placement.find_surplus() == placement.find_warned() == [0, 1, 2]
+    assert [worker.avoided for worker in workers] == [1, 1, 1]
+    assert placement.readmit_hosts(WARNED_FOR.total_seconds() + 2) == []
+    assert placement.find_surplus() == [2], "warnings are dropped if nothing came of them"
