@@ -475,6 +475,10 @@ def check_labels(value: Callable[[str], Any]) -> list[str]:
     monitor = value("monitor")
     if monitor and value("mode") == "auto" and not monitor.endswith("loss"):
         raise ValueError(f"monitor={monitor!r} needs mode='max' or mode='min': which of its values is better.")
+    if not monitor and value("mode") != "auto":
+        raise ValueError(
+            f"mode={value('mode')!r} needs monitor: without it, the loss is watched, whose lowest is best."
+        )
     for name in ("checkpoint_every_steps", "checkpoint_every_seconds"):
         if store is None and value(name) is not None:
             raise ValueError(f"{name} needs a store, for example store=Store.create('/path').")

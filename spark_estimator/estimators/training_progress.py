@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_estimator.errors import DataError
+
 
 @dataclass
 class TrainingProgress:
@@ -68,6 +70,12 @@ class TrainingProgress:
         ]
         sign = -1 if self.mode == "max" else 1
         scores = [sign * find_number(point, self.monitor) for point in points]
+        if scores and all(map(math.isnan, scores)):
+            raise DataError(
+                f"{self.monitor or 'the loss'} is nan in each of the {len(scores)} validations so far, so no model is "
+                "the best one: a row for validation has NaN or an infinite value. Remove such rows, or leave out "
+                "restore_best and early_stopping_patience."
+            )
         scores = [score if math.isfinite(score) else math.inf for score in scores]
         return len(scores) - 1 - scores.index(min(scores)) if scores else 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_estimator.collectives.preemption import PreemptionWatch
 from spark_estimator.env import Settings
 from tests.ranks import run_ranks
 
@@ -57,6 +58,13 @@ wait()
     for name, status in (("SIGUSR1", 7), ("SIGTERM", -signal.SIGTERM)):
         output = run(program.format(name), SPARK_ESTIMATOR_PREEMPTION_SIGNAL=name[3:].lower())
         assert output == f"None\n{status}\nmine\nit got {name}\n", "the second one is not passed on"
+
+
+def test_the_first_warning_stays() -> None:
+    watch = PreemptionWatch()
+    for reason in ("first", "second"):
+        watch.note(reason)
+    assert watch.reason == "first"
 
 
 def test_a_command_is_asked_again_and_again_until_it_succeeds(tmp_path: Path) -> None:

@@ -324,3 +324,37 @@ def test_arrays_that_are_decoded_already_pass_by() -> None:
     for rows in (batch(v=[b"\x01\x02"]), batch(v=[[1, 2]])):
         (matrix,) = encoder.encode(rows)
         assert matrix.tolist() == [[1, 2]] and matrix.dtype == numpy.uint8
+
+
+@pytest.mark.parametrize("kind", [pyarrow.large_binary(), pyarrow.binary(2), pyarrow.binary_view()], ids=str)
+def test_prediction_decodes_bytes_of_every_type(kind: pyarrow.DataType) -> None:
+    """numpy would make numbers of them: 12.0 of b"12"."""
+    from spark_estimator.estimators.inference.features import read_features
+
+    field = Field(("img",), ("c0",), (1,), "float32", (1,))
+    decoder = Decoder.from_training("img", lambda content: numpy.frombuffer(content, numpy.uint8)[:1], "(1,)uint8")
+    encoder = RowEncoder(("c0",), (field,), decoders={"c0": decoder})
+    batch = read_features({"img": pyarrow.array([b"12", b"34"], kind)}, encoder, "UTC")
+    assert encoder.encode(batch)[0].tolist() == [[49.0], [51.0]]
+
+
+def test_a_scalar_that_is_packed_beside_an_array_of_the_same_field() -> None:
+    packed = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array([1.0, 2.0, 3.0, 4.0]), 2)
+    arrays = pyarrow.array([[5.0, 6.0], [7.0, 8.0]])
+    field = Field(("a", "b", "v"), ("c0", "c1", "c2"), (1, 1, 2), "float64", (4,))
+    for packs in (((0, 1), (2,)), ()):
+        encoder = RowEncoder(("c0", "c1", "c2"), (field,), packed=packs)
+        columns = [packed, arrays] if packs else [pyarrow.array([1.0, 3.0]), pyarrow.array([2.0, 4.0]), arrays]
+        matrix = encoder.encode(encoder.make_batch(columns))[0]
+        assert matrix.tolist() == [[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]
+
+
+def test_mixed_columns_of_more_rows_than_a_block() -> None:
+    rows = 4096 + 5
+    field = Field(("n", "x"), ("c0", "c1"), (1, 1), "float32", (2,))
+    encoder = RowEncoder(("c0", "c1"), (field,))
+    numbers = numpy.arange(rows)
+    batch = pyarrow.RecordBatch.from_arrays(
+        [pyarrow.array(numbers, pyarrow.int32()), pyarrow.array(-numbers / 2, pyarrow.float32())], names=["c0", "c1"]
+    )
+    assert (encoder.encode(batch)[0] == numpy.stack([numbers, -numbers / 2], 1)).all()

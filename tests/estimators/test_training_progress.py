@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spark_estimator.errors import DataError
 from spark_estimator.estimators.training_progress import TrainingProgress, find_number
 
 
@@ -48,3 +49,14 @@ def test_any_number_is_watched_and_validations_within_an_epoch_count() -> None:
 def test_numbers_of_all_frameworks_have_names() -> None:
     assert find_number({"train": {"loss": 1.0, "auc": 0.5}}, "train.auc") == 0.5
     assert find_number({"train": {"loss": 1.0}, "logged": {"val_f1": 0.25}}, "val_f1") == 0.25
+
+
+def test_no_model_is_the_best_of_validations_that_are_nan() -> None:
+    progress = TrainingProgress(patience=None, restore_best=True, monitor="validation.auc", mode="max")
+    broken = {"loss": 1.0, "metrics": {"auc": math.nan}}
+    with pytest.raises(DataError, match=r"validation\.auc is nan in each of the 1 validations so far"):
+        progress.add(entry(0, 1.0, validation=broken), lambda: 0)
+    progress = TrainingProgress(patience=None, restore_best=True)
+    for epoch, loss in enumerate((math.inf, math.nan, 2.0)):
+        progress.add(entry(epoch, 1.0, validation={"loss": loss}), lambda epoch=epoch: epoch)  # type: ignore[misc]
+    assert progress.best == 2, "one that is infinite, or was nan, is worse than any other"

@@ -230,9 +230,15 @@ def _to_arrow(
         array = array.dictionary_decode()
     if "list_view" in str(array.type).partition("<")[0]:  # Arrow's own cast makes arrays that are not valid
         array = pyarrow.array(array.to_pylist(), pyarrow.large_list(array.type.value_type))
+    if _is_bytes(array.type):
+        array = array.cast(pyarrow.binary())
     if pyarrow.types.is_struct(array.type) and get_kind(array.type) != "vector":
         raise DataError(f"column {name!r} holds dicts, and models need numbers. List its fields: '{name}.field'.")
     return _localize_times(array, time, zone)
+
+
+def _is_bytes(kind: pyarrow.DataType) -> bool:
+    return pyarrow.types.is_large_binary(kind) or str(kind).startswith(("fixed_size_binary", "binary_view"))
 
 
 def _localize_times(array: pyarrow.Array, time: str, zone: str) -> pyarrow.Array:

@@ -86,9 +86,10 @@ class TorchTrial(ModuleTrial):
                 )
             _check_outputs(self._parts, outputs, targets, fields)
             loss.backward()
-            for group, output, label in zip(self._parts.metrics, outputs, targets, strict=True):
+            parts = self._parts
+            for group, one_loss, output, label in zip(parts.metrics, parts.losses, outputs, targets, strict=True):
                 for metric in group:
-                    _try_metric(metric, output.detach(), label)
+                    _try_metric(metric, output.detach(), label, one_loss)
         finally:
             set_random_state(state)
         if not (math.isfinite(loss.item()) or self._parts.recipe.skips):
@@ -173,11 +174,11 @@ def _copy_model(model: nn.Module) -> nn.Module:
         raise
 
 
-def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor) -> None:
+def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor, loss: Any) -> None:
     name = getattr(metric, "__name__", type(metric).__name__)
     try:
         if counts_rows(metric):  # few rows may be too few to compute it
-            update_metric(copy.deepcopy(metric), output, label)
+            update_metric(copy.deepcopy(metric), output, label, loss)
             return
         value = metric(output, label)
     except Exception as error:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import spark_estimator.torch as hvd
+from spark_estimator.estimators.inference.prediction_columns import get_output_kind
 from spark_estimator.estimators.metric_names import group_values, key_by_name
 from spark_estimator.estimators.torch.losses import JointLoss, Tensors, TorchParts
 
@@ -26,13 +27,20 @@ def counts_rows(metric: Any) -> bool:
     return package is not None and isinstance(metric, package.Metric)
 
 
-def update_metric(metric: Any, output: torch.Tensor, label: torch.Tensor) -> None:
+def update_metric(metric: Any, output: torch.Tensor, label: torch.Tensor, loss: Any) -> None:
     """Count a batch.
 
-    Classes are integers there, while a loss may want them as floats.
+    Those of classification get probabilities, where the loss takes logits: they take a batch whose logits are all from
+    0 to 1 for one of probabilities. Classes are integers there, while a loss may want them as floats.
     """
-    if label.is_floating_point() and ".classification" in type(metric).__module__ and torch.equal(label, label.trunc()):
-        label = label.long()
+    if ".classification" in type(metric).__module__:
+        kind = get_output_kind(loss)
+        if kind == "logit":
+            output = output.sigmoid()
+        elif kind == "logits":
+            output = output.softmax(1)
+        if label.is_floating_point() and torch.equal(label, label.trunc()):
+            label = label.long()
     metric.update(output, label)
 
 
@@ -41,9 +49,11 @@ class CountedMetrics:
 
     Args:
         groups: [labels][metrics] functions and objects.
+        losses: [labels].
     """
 
-    def __init__(self, groups: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[Any]], losses: Sequence[Any]) -> None:
+        self._losses = losses
         places = [(row, at) for row, group in enumerate(groups) for at in range(len(group))]
         self._places = [(row, at) for row, at in places if counts_rows(groups[row][at])]
         self._metrics: Any = nn.ModuleList(copy.deepcopy(groups[row][at]) for row, at in self._places)
@@ -64,7 +74,7 @@ class CountedMetrics:
     def add(self, outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> None:
         """Count a batch."""
         for (row, _), metric in zip(self._places, self._metrics, strict=True):
-            update_metric(metric.to(outputs[row].device), outputs[row].detach(), labels[row])
+            update_metric(metric.to(outputs[row].device), outputs[row].detach(), labels[row], self._losses[row])
 
     def fill_values(self, values: Sequence[list[Any]]) -> None:
         """Put what the metrics are over the rows of all ranks into [labels][metrics] values. A collective."""
@@ -105,7 +115,7 @@ class EpochMeans:
         self._parts = parts
         self._metrics = sum(len(group) for group in parts.metrics)
         self._counts_skipped = counts_skipped
-        self.counted = CountedMetrics(parts.metrics)
+        self.counted = CountedMetrics(parts.metrics, parts.losses)
         sums = 2 + self._metrics + 2 * len(parts.losses) + counts_skipped
         self.sums = torch.zeros(sums, dtype=torch.float64)
         # Of the batches so far as Python's numbers, which are cheaper to read in each step.

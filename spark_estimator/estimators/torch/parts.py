@@ -166,6 +166,12 @@ def make_parts(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
         )
     recipe = StepRecipe.from_parameters(value)
     recipe.check_schedule(scheduler, optimizer, value, metric_names)
+    sparse = next((name for name, module in model.named_modules() if getattr(module, "sparse", None) is True), None)
+    if sparse is not None and (recipe.clip_norm or recipe.clip_value or recipe.skips or precision == "fp16"):
+        raise ValueError(
+            f"the model's {sparse!r} has sparse=True, and PyTorch neither clips nor checks sparse gradients: leave out "
+            "gradient_clip_norm, gradient_clip_value, on_nonfinite='skip' and mixed_precision='fp16', or sparse=True."
+        )
     if minibatch is not None and (changes := ", ".join(replace(recipe, compile=None, channels_last=False).describe())):
         raise ValueError(f"train_minibatch_fn does the whole step itself: leave out what changes it ({changes}).")
     parts = TorchParts(
@@ -195,5 +201,7 @@ def make_parts(value: Callable[[str], Any]) -> tuple[TorchParts, list[str]]:
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> torch.optim.Optimizer:
     """Return the optimizer with the same parameters and another learning rate; the original is not changed."""
     other = copy.copy(optimizer)
-    other.param_groups = [{**group, "lr": rate} for group in optimizer.param_groups]
+    # "initial_lr" is that of a schedule which the optimizer has had before.
+    kept = [{name: value for name, value in group.items() if name != "initial_lr"} for group in optimizer.param_groups]
+    other.param_groups = [{**group, "lr": rate} for group in kept]
     return other

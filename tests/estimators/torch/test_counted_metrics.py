@@ -113,11 +113,30 @@ def test_a_rank_s_rows_are_inherited() -> None:
 
 def test_the_user_s_objects_stay_as_they_are_and_functions_cost_nothing() -> None:
     parts = make_parts()
-    counted = CountedMetrics(parts.metrics)
+    counted = CountedMetrics(parts.metrics, parts.losses)
     output, label = make_rows()
     counted.add([output], [label])
     assert counted and not parts.metrics[0][0].preds  # type: ignore[attr-defined]
-    assert not CountedMetrics([[nn.L1Loss()]])
-    fractions = CountedMetrics([[torchmetrics.classification.BinaryF1Score()]])
+    assert not CountedMetrics([[nn.L1Loss()]], [nn.MSELoss()])
+    fractions = CountedMetrics([[torchmetrics.classification.BinaryF1Score()]], [nn.MSELoss()])
     with pytest.raises(RuntimeError, match="Detected the following values"):
         fractions.add([output], [label + 0.5])
+
+
+def test_logits_are_never_taken_for_probabilities() -> None:
+    """torchmetrics decides that by batch: whether one value is outside of 0 to 1."""
+    random = numpy.random.default_rng(2)
+    label = random.integers(0, 2, ROWS)
+    logits = torch.from_numpy(random.normal(0.3 + 0.2 * label, 0.2).astype(numpy.float32))
+    classes = torch.stack([torch.zeros(ROWS), logits - 0.4], 1)
+    auc, accuracy = torchmetrics.classification.BinaryAUROC(), torchmetrics.classification.MulticlassAUROC(2)
+    counted = CountedMetrics(
+        [[auc], [accuracy]], [nn.functional.binary_cross_entropy_with_logits, nn.CrossEntropyLoss()]
+    )
+    for start in range(0, ROWS, 4):
+        batch = slice(start, start + 4)
+        labels = torch.from_numpy(label[batch])
+        counted.add([logits[batch, None], classes[batch]], [labels[:, None].float(), labels])
+    values: list[list[Any]] = [[None], [None]]
+    counted.fill_values(values)
+    assert values == [[pytest.approx(sklearn.metrics.roc_auc_score(label, logits))]] * 2

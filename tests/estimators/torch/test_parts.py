@@ -8,11 +8,12 @@ import torch
 import spark_estimator.torch as hvd
 from spark_estimator import TorchEstimator
 from spark_estimator.estimators.torch.callbacks import Callback
-from spark_estimator.estimators.torch.parts import check_numbers
+from spark_estimator.estimators.torch.parts import _set_rate, check_numbers
 from spark_estimator.spark import SparkBackend
 from spark_estimator.store import Store
 
 NET = torch.nn.Linear(2, 1)
+SPARSE = torch.nn.Embedding(3, 2, sparse=True)
 
 
 def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None:
@@ -139,6 +140,16 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         ({"validate_every_steps": 5}, ValueError, "validate_every_steps=5 needs validation"),
         ({"restore_best": True, "monitor": "train.mae"}, ValueError, "needs mode='max' or mode='min'"),
         (
+            {"restore_best": True, "mode": "max"},
+            ValueError,
+            "mode='max' needs monitor: without it, the loss is watched",
+        ),
+        (
+            {"model": SPARSE, "optimizer": torch.optim.SGD(SPARSE.parameters(), 0.1), "gradient_clip_norm": 1.0},
+            ValueError,
+            "the model's '' has sparse=True, and PyTorch neither clips nor checks sparse gradients",
+        ),
+        (
             {"restore_best": True, "monitor": "validation.mae", "mode": "min", "metrics": {"mae": torch.nn.L1Loss()}},
             ValueError,
             "monitor must be one of train.loss, train.mae; got 'validation.mae'",
@@ -162,3 +173,12 @@ def test_what_is_missing_is_said_before_anything_starts(
     }
     with pytest.raises(error, match=words):
         TorchEstimator(**parameters)._fit(None)  # type: ignore[arg-type]  # it is not looked at
+
+
+def test_a_learning_rate_counts_where_the_optimizer_has_had_a_schedule() -> None:
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.5)
+    (group,) = _set_rate(optimizer, 0.001).param_groups
+    assert group["lr"] == 0.001 and "initial_lr" not in group
+    assert optimizer.param_groups[0]["initial_lr"] == 0.1

@@ -71,3 +71,5 @@ def test_a_host_that_is_about_to_be_taken_back_is_left_while_there_is_another() 
     assert placement.readmit_hosts(WARNED_FOR.total_seconds() - 1) == []
     assert placement.readmit_hosts(WARNED_FOR.total_seconds()) == ["a"], "the warning was wrong"
     assert placement.find_surplus() == []
+    assert placement.note_warning(0, 1000.0) and placement.offer([Host("b", 2)]) == ["a is gone"]
+    assert placement.readmit_hosts(2000.0) == [], "it is no host of the job any more"

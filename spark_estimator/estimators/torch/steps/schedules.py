@@ -182,6 +182,7 @@ class Rates:
         self._optimizer = optimizer
         self._made: tuple[int, int] = (0, 1)  # for how many steps, and for which factor
         self._unmoved = 0  # steps after which it was not moved
+        self._moved = 0
         self._loaded: dict[str, Any] | None = None
 
     def begin_epoch(self, done: int, total: int, factor: int) -> None:
@@ -209,12 +210,15 @@ class Rates:
         if factor != 1:
             multiply_groups(groups, factor)
             multiply_schedules([self.scheduler], factor)
-        if loaded is not None and (self._made == wanted or isinstance(self.scheduler, ReduceLROnPlateau)):
+        # An epoch that begins again is behind the checkpoint.
+        fits = self._made == wanted and self._moved == done - self._unmoved
+        if loaded is not None and (fits or isinstance(self.scheduler, ReduceLROnPlateau)):
             self.scheduler.load_state_dict(loaded)
             multiply_schedules([self.scheduler], factor / self._made[1])
             for group, rate in zip(groups, now, strict=True):
                 group["lr"] = rate
         else:
+            self._moved = 0
             for _ in range(done - self._unmoved):
                 self._move()
         self._made = wanted
@@ -244,20 +248,21 @@ class Rates:
             # It looks for a step() that it has wrapped itself, in the driver's process.
             warnings.filterwarnings("ignore", message=".*lr_scheduler.step|.*optimizer.step")
             self.scheduler.step()
+        self._moved += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`, also of another process."""
         if self.scheduler is None:
             return {}
-        return {"scheduler": self.scheduler.state_dict(), "schedule": [*self._made, self._unmoved]}
+        return {"scheduler": self.scheduler.state_dict(), "schedule": [*self._made, self._unmoved, self._moved]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state. That of a scheduler that is still to be made is used then; an empty one forgets it."""
         if "scheduler" not in state:
             if self._schedule is not None and self._schedule.make is not None:
-                self.scheduler, self._made, self._unmoved = None, (0, 1), 0
+                self.scheduler, self._made, self._unmoved, self._moved = None, (0, 1), 0, 0
             return
-        *made, self._unmoved = state.get("schedule", (0, 1, 0))
+        *made, self._unmoved, self._moved = state.get("schedule", (0, 1, 0, 0))
         content = copy.deepcopy(state["scheduler"])
         if self._schedule is not None and self._schedule.make is not None:
             self._made, self._loaded = (made[0], made[1]), content

@@ -210,6 +210,30 @@ def test_the_curve_of_a_run_that_resumes(tmp_path: Path, rows: str) -> None:
             pool.close()
 
 
+@pytest.mark.parametrize("skipped", [0, 2])
+def test_an_epoch_that_begins_again_begins_at_its_own_rate(skipped: int) -> None:
+    """The checkpoint was taken at step 21 of 39, 8 steps after the beginning of the second epoch."""
+
+    def make() -> tuple[Any, Rates]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        values = {"lr_scheduler": "linear", "warmup_steps": 0, "warmup_ratio": 0.0}
+        return optimizer, Rates(*read_schedule(values.__getitem__), optimizer)
+
+    optimizer, rates = make()
+    rates.begin_epoch(0, 39, 1)
+    for step in range(21):
+        rates.end_step(taken=step >= skipped)
+    kept, rate = rates.state_dict(), optimizer.param_groups[0]["lr"]
+    for done, expected in ((13, 1 - (13 - skipped) / 39), (21, rate)):
+        optimizer, rates = make()
+        optimizer.param_groups[0] |= {"lr": rate, "initial_lr": 1.0}  # as a checkpoint has them
+        rates.load_state_dict(kept)
+        rates.begin_epoch(done, 39, 1)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+        rates.end_step(taken=True)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(expected - 1 / 39)
+
+
 def test_a_plateau_looks_at_the_number_that_it_is_told() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", factor=0.5, patience=0)
