@@ -32,8 +32,13 @@ class Callback:
     def on_epoch_begin(self, epoch: int) -> None:
         """Run before an epoch, counted from 0."""
 
+    def on_batch_begin(self, step: int) -> None:
+        """Run before a batch; `step` as of `on_batch_end`. Lightning calls it on_train_batch_start."""
+
     def on_batch_end(self, step: int, loss: float) -> None:
         """Run after a batch, and after the optimizer's step if that ends with it.
+
+        The epoch's last step, if it has fewer batches than `backward_passes_per_step`, comes after this.
 
         Args:
             step: batches of the epoch that were done before.
@@ -92,14 +97,15 @@ class TorchCallbacks:
         result = [getattr(callback, method, None) for callback in self._callbacks]
         return [None if item is None else item(*args) for item in result]
 
-    def find_batch_end(self) -> Callable[[int, float], None] | None:
-        """Return what calls `on_batch_end`; None if no callback overrides it."""
-        ends = [getattr(callback, "on_batch_end", None) for callback in self._callbacks]
-        calls = [end for end in ends if end is not None and getattr(end, "__func__", end) is not Callback.on_batch_end]
+    def find_calls(self, method: str) -> Callable[..., None] | None:
+        """Return what calls a method of all callbacks; None if none overrides it."""
+        methods = [getattr(callback, method, None) for callback in self._callbacks]
+        base = getattr(Callback, method)
+        calls = [each for each in methods if each is not None and getattr(each, "__func__", each) is not base]
 
-        def call(step: int, loss: float) -> None:
-            for end in calls:
-                end(step, loss)
+        def call(*args: Any) -> None:
+            for each in calls:
+                each(*args)
 
         return call if calls else None
 

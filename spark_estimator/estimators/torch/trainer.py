@@ -226,7 +226,7 @@ class Trainer:
         save: SaveWithin,
         commit: Callable[[int], None] | None = None,
         legs: Sequence[Mapping[str, Any]] = (),
-        end_batch: Callable[[int, float], None] | None = None,
+        batch_calls: tuple[Callable[..., None] | None, Callable[..., None] | None] = (None, None),
         validate: Callable[[int], bool] | None = None,
     ) -> dict[str, Any]:
         """Train for one epoch. Return its averages over all rows.
@@ -237,7 +237,7 @@ class Trainer:
             commit: called with the number of batches done, before the first and after each step: what follows repeats
                 nothing of these. No collective happens between a step and this.
             legs: parts of the epoch that other ranks have done, before `first`. The rest has no checkpoints.
-            end_batch: called with each batch's number and loss.
+            batch_calls: called before each batch with its number, and after it with its number and loss.
             validate: called between two steps with the number of batches done; returns whether the epoch ends there. A
                 collective.
         """
@@ -263,6 +263,8 @@ class Trainer:
         for done, part in enumerate(parts, first + 1):
             if validate is not None and not self._pending and validate(done - 1):
                 break
+            if batch_calls[0] is not None:
+                batch_calls[0](done - 1)
             batch = part.batch
             if self._parts.minibatch is not None:
                 loss, outputs, labels = self._take_user_step(self._parts.minibatch, batch, done - 1)
@@ -278,8 +280,8 @@ class Trainer:
                 if self._pending == spec.backward_passes_per_step:
                     self.step(epoch, done)
             self.meter.end_step(batch.rows, self.sums.loss)
-            if end_batch is not None:  # before the commit, at which ranks may leave
-                end_batch(done - 1, float(loss.value.detach()))
+            if batch_calls[1] is not None:  # before the commit, at which ranks may leave
+                batch_calls[1](done - 1, float(loss.value.detach()))
             if commit is not None and not self._pending:
                 commit(done)
             is_due = is_due or (schedule is not None and schedule.is_due())

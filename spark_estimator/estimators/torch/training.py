@@ -112,9 +112,9 @@ class Training:
             epoch = len(progress.history)
             self._callbacks.call("on_epoch_begin", epoch)
             commit = None if commits is None else commits.step
-            end_batch = self._callbacks.find_batch_end()
+            batch_calls = self._callbacks.find_calls("on_batch_begin"), self._callbacks.find_calls("on_batch_end")
             validate = self._find_validation(rank_run.held, commits, divided=bool(legs))
-            averages = trainer.train(rank_run.rows, epoch, steps, save_within, commit, legs, end_batch, validate)
+            averages = trainer.train(rank_run.rows, epoch, steps, save_within, commit, legs, batch_calls, validate)
             steps, legs = 0, ()
             entry = self._make_entry(rank_run, epoch, averages)
             if commits is None:

@@ -66,14 +66,19 @@ def test_only_true_ends_the_training(answers: list[Any], ends: bool) -> None:
 def test_a_batch_is_reported_to_callbacks_that_want_it() -> None:
     class Counting(Callback):
         def __init__(self) -> None:
-            self.seen: list[tuple[int, float]] = []
+            self.seen: list[tuple[Any, ...]] = []
+
+        def on_batch_begin(self, step: int) -> None:
+            self.seen.append((step,))
 
         def on_batch_end(self, step: int, loss: float) -> None:
             self.seen.append((step, loss))
 
     counting = Counting()
-    end = TorchCallbacks([Callback(), counting, object()]).find_batch_end()
-    assert end is not None
-    end(3, 0.5)
-    assert counting.seen == [(3, 0.5)]
-    assert TorchCallbacks([Callback(), object()]).find_batch_end() is None, "a step costs nothing then"
+    callbacks = TorchCallbacks([Callback(), counting, object()])
+    for method, arguments in (("on_batch_begin", (3,)), ("on_batch_end", (3, 0.5))):
+        call = callbacks.find_calls(method)
+        assert call is not None
+        call(*arguments)
+        assert TorchCallbacks([Callback(), object()]).find_calls(method) is None, "a step costs nothing then"
+    assert counting.seen == [(3,), (3, 0.5)]

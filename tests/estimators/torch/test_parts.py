@@ -39,7 +39,7 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
         (
             {"callbacks": [print]},
             TypeError,
-            "callbacks must contain objects with .* on_train_begin, on_epoch_begin, on_batch_end, on_epoch_end, .*"
+            "callbacks must contain objects with .* on_batch_begin, on_batch_end, on_epoch_end, .*"
             "; got <built-in function print>",
         ),
         ({"callbacks": [Callback]}, TypeError, r"got the class Callback; pass an instance: Callback\("),

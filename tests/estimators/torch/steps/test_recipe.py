@@ -335,7 +335,9 @@ def test_the_model_is_compiled_and_in_its_memory_format() -> None:
         pixels = numpy.random.default_rng(1).normal(size=(8, 27)).astype(numpy.float32)
         images = RankRows(([pixels], [pixels.sum(1, keepdims=True)]), numpy.arange(8), (8,))
         trainer = Trainer(spec_of(inputs=(x,), batch_size=4, framework=parts))
-        loss: float = trainer.train(images, 0, 0, lambda *_: None)["loss"]
+        calls: list[int] = []
+        loss: float = trainer.train(images, 0, 0, lambda *_: None, batch_calls=(calls.append, None))["loss"]
+        assert calls == [0, 1]
         return loss, net
 
     plain, _ = epoch(StepRecipe())

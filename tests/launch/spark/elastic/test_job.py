@@ -197,7 +197,7 @@ class PlacedWorker:
 
 
 def test_a_process_that_started_on_a_warned_host_stays_there() -> None:
-    """Or a command that goes on to succeed would move ranks of the only host for ever."""
+    """Or a command that succeeds again and again would move ranks of the only host for ever."""
     placement = SparkPlacement(Terms(3, 1))
     workers = [PlacedWorker("a"), PlacedWorker("a"), PlacedWorker("b")]
     placement.workers.update(enumerate(workers))  # type: ignore[arg-type]
