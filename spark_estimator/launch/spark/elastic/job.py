@@ -126,7 +126,6 @@ class SparkPlacement(Placement):
         self.limit = terms.places
         self.workers: dict[int, SparkWorkerHandle] = {}
         self._leaving: dict[int, float] = {}  # until when
-        self._avoided: dict[str, int] = {}  # host -> how many workers had been made when it was first warned
 
     @property
     def room(self) -> int:
@@ -142,15 +141,9 @@ class SparkPlacement(Placement):
         return ""
 
     def note_warning(self, process: int, now: float) -> bool:
-        """Have a process leave, and use its host no more; see `Placement.note_warning`.
-
-        Spark may have other slots; it has none if a process that has started since then is on the same host.
-        """
-        worker = self.workers[process]
-        if process >= self._avoided.setdefault(worker.host, len(self.workers)):
-            return False
+        """Have a process leave, and use its host no more; see `Placement.note_warning`. Spark may have other slots."""
         self._leaving[process] = now + WARNED_FOR.total_seconds()
-        worker.avoid_host()
+        self.workers[process].avoid_host()
         return True
 
     def find_warned(self) -> list[int]:
