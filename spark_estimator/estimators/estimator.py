@@ -40,7 +40,7 @@ from spark_estimator.estimators.tracking.recorded_metrics import RecordedMetrics
 from spark_estimator.estimators.tracking.run import TrackedRun, check_installed, get_active_run_id
 from spark_estimator.estimators.tracking.signature import Features
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
-from spark_estimator.launch.spark.decommissioning import expects_warnings
+from spark_estimator.launch.spark.elastic.decommissioning import expects_warnings
 from spark_estimator.launch.spark.errors import raise_task_errors
 from spark_estimator.launch.spark.slots import check_connect
 from spark_estimator.observe.training_records import TakeRecord

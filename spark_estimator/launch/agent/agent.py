@@ -161,9 +161,7 @@ class HostAgent(WorkerAgent):
         self.link.send_json(frames.READY, address=address, note=note, problem="")
 
     def _pass_on_warnings(self, environment: Mapping[str, str]) -> None:
-        """Have the signal that warns this host warn each of its ranks (`preemption`), also later ones. In the main
-        thread.
-        """
+        """Have the signal that warns this host warn all of its ranks, also later ones. In the main thread."""
         warned = threading.Event()
 
         def pass_on(number: int) -> None:

@@ -38,8 +38,8 @@ from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Relay
 from spark_estimator.launch.job.pickling import load_values
 from spark_estimator.launch.spark.configuration import Configuration
-from spark_estimator.launch.spark.decommissioning import Executors, can_warn
 from spark_estimator.launch.spark.dynamic_allocation import grows_on_demand
+from spark_estimator.launch.spark.elastic.decommissioning import can_warn, find_leaving_executor
 from spark_estimator.launch.spark.elastic.worker import SparkJobs, SparkWorkerHandle
 from spark_estimator.launch.spark.encryption_policy import decide_encryption
 from spark_estimator.launch.spark.slots import count_slots
@@ -245,10 +245,12 @@ class ElasticSparkRun:
 
     def _watch_executors(self) -> None:
         """Warn the workers of executors that Spark is about to end."""
-        executors, warned = Executors(self._spark), set[int]()
+        warned = set[int]()
         while not self.jobs.closed.wait(_WATCH_EXECUTORS_EVERY.total_seconds()):
             for number, worker in list(self.placement.workers.items()):
-                if number not in warned and (executor := executors.find_leaving(worker.find_stages)):
+                if number in warned:
+                    continue
+                if executor := find_leaving_executor(self._spark, worker.find_stages):
                     warned.add(number)
                     self.placement.warnings[number] = f"Spark decommissions its executor {executor}"
 

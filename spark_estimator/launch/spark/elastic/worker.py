@@ -200,9 +200,6 @@ class SparkWorkerHandle:
     """A `WorkerHandle` in a separate Spark job of one task; to be made in the thread that has called for the job.
 
     The arguments are those of `RemoteWorkerHandle`.
-
-    Attributes:
-        host: its name, once its task has connected.
     """
 
     def __init__(self, jobs: SparkJobs, number: int, rank: int, relay: Relay, link: socket.socket) -> None:
@@ -213,7 +210,7 @@ class SparkWorkerHandle:
         self._worker_link = link
         self._task = jobs.make_task()
         self._remote: RemoteWorkerHandle | None = None
-        self.host = "unknown"
+        self._host = "unknown"
         self._lock = threading.Lock()
         self._stopped = ""
 
@@ -229,8 +226,8 @@ class SparkWorkerHandle:
             if isinstance(event, Connected):
                 talk = event.link.read_frames()
                 with contextlib.suppress(OSError, ValueError, KeyError, StopIteration):
-                    self.host = printable(_read_host_name(talk))
-            if not isinstance(event, Connected) or self._jobs.is_used(self.host):
+                    self._host = printable(_read_host_name(talk))
+            if not isinstance(event, Connected) or self._jobs.is_used(self._host):
                 break
             # The task keeps its slot until the job's end, so that no other gets it.
             with self._lock:
@@ -243,7 +240,7 @@ class SparkWorkerHandle:
         with self._lock:
             if isinstance(event, Connected) and not self._stopped:
                 self._remote = RemoteWorkerHandle(
-                    self.host,
+                    self._host,
                     event.link,
                     self._number,
                     self._rank,
@@ -287,7 +284,7 @@ class SparkWorkerHandle:
 
     def avoid_host(self) -> None:
         """Have no other worker start on this one's host, which is about to be taken back."""
-        self._jobs.avoid(self.host)
+        self._jobs.avoid(self._host)
 
     def find_stages(self) -> set[int]:
         """Return the stages of its task, in a classic session."""
@@ -337,16 +334,16 @@ class SparkWorkerHandle:
                 outcome = replace(outcome, failure=failure)
         if failure is not None:
             threading.Thread(target=self._task.give_up, args=(_FAREWELL,), daemon=True).start()
-        self._jobs.note_end(self.host, failure)
+        self._jobs.note_end(self._host, failure)
         return outcome
 
     def _make_failed_outcome(self, kind: str, message: str) -> Outcome:
         self._worker_link.close()
         report = self._make_report(kind, message)
-        return Outcome(self._rank, self.host, 0, -SIGKILL, report)
+        return Outcome(self._rank, self._host, 0, -SIGKILL, report)
 
     def _make_report(self, kind: str, message: str) -> FailureReport:
-        return FailureReport(self._rank, self.host, self.pid, kind, message, when=time.monotonic())
+        return FailureReport(self._rank, self._host, self.pid, kind, message, when=time.monotonic())
 
 
 def _read_host_name(talk: Iterator[tuple[bytes, bytes]]) -> str:

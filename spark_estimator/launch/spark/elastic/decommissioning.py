@@ -32,23 +32,18 @@ def expects_warnings(*, replaces: bool) -> bool:
     return by_variables or (replaces and spark is not None and can_warn(spark))
 
 
-class Executors:
-    """The executors of a classic session. Its answers are empty while the session gives none."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark: Any = spark
-
-    def find_leaving(self, stages: Callable[[], Iterable[int]]) -> str:
-        """Return the executor that runs a task of these stages and is about to end; '' for none."""
-        try:
-            context = self._spark.sparkContext._jsc.sc()
-            store, scheduler = context.statusStore(), context.taskScheduler()
-            for stage in stages():
-                tasks = store.taskList(stage, store.lastStageAttempt(stage).attemptId(), _MOST_TASKS)
-                for task in (tasks.apply(number) for number in range(tasks.size())):
-                    executor = str(task.executorId())
-                    if str(task.status()) == "RUNNING" and scheduler.getExecutorDecommissionState(executor).isDefined():
-                        return executor
-        except Exception:  # a stopped session, one that forbids Java, or a store that is a moment behind
-            return ""
+def find_leaving_executor(spark: SparkSession, stages: Callable[[], Iterable[int]]) -> str:
+    """Return the executor that runs a task of these stages and is about to end; '' for none, or if it is not known."""
+    session: Any = spark
+    try:
+        context = session.sparkContext._jsc.sc()
+        store, scheduler = context.statusStore(), context.taskScheduler()
+        for stage in stages():
+            tasks = store.taskList(stage, store.lastStageAttempt(stage).attemptId(), _MOST_TASKS)
+            for task in (tasks.apply(number) for number in range(tasks.size())):
+                executor = str(task.executorId())
+                if str(task.status()) == "RUNNING" and scheduler.getExecutorDecommissionState(executor).isDefined():
+                    return executor
+    except Exception:  # a stopped session, one that forbids Java, or a store that is a moment behind
         return ""
+    return ""
