@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+
+import torch.distributed as dist
 
 #: What PyTorch calls the threads of a gloo group.
 _NAME = "pt_gloo_runloop"
@@ -43,14 +46,29 @@ def await_gloo() -> None:
 
 
 def _read_threads() -> list[tuple[str, ...]]:
-    """Return state and context switches of each thread of gloo's, as the kernel reports them."""
+    """Return state and context switches of each thread of gloo's, as the kernel reports them.
+
+    On a busy machine a thread that has just been created may not have run yet. It then still has the name of the
+    thread that created it: in a process with groups, such threads of no Python thread count, too.
+    """
     threads: list[tuple[str, ...]] = []
+    own = {str(thread.native_id) for thread in threading.enumerate()}
+    known = {_NAME}
+    if dist.is_available() and dist.is_initialized():
+        known |= {_read_name(number) for number in own}
     for path in sorted(Path("/proc/self/task").glob("*/status")):
         try:
             lines = path.read_text(errors="replace").splitlines()
         except OSError:  # the thread has ended
             continue
         fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-        if fields.get("Name") == _NAME:
+        if fields.get("Name") in known and path.parent.name not in own:
             threads.append(tuple(fields.get(name, "") for name in _FIELDS))
     return threads
+
+
+def _read_name(number: str) -> str:
+    try:
+        return Path(f"/proc/self/task/{number}/comm").read_text(errors="replace").strip()
+    except OSError:  # the thread has ended, or there is no /proc
+        return _NAME
