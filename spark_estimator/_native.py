@@ -32,7 +32,7 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 MAX_DATA = 8  # data connections between two ranks
 MOST_NEIGHBOURS = 62  # of a rank in an overlay
 LIBRARY_NAME = "libspark_estimator_engine.so"
@@ -357,6 +357,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[object]]] = {
     "se_engine_abandon_after_fork": (None, [c_void_p]),
     "se_tensorflow_register": (c_int32, [c_char_p, TensorflowWork]),
     "se_die_with_parent": (c_int32, [c_int32]),
+    "se_set_exit_status": (None, [c_int32]),
+    "se_exit": (None, []),
     "se_sealer_create": (c_int32, [c_char_p, c_int32, c_char_p, POINTER(c_void_p)]),
     "se_seal": (c_int32, [c_void_p, c_char_p, c_int64, c_char_p]),
     "se_sealer_destroy": (None, [c_void_p]),

@@ -298,6 +298,11 @@ class Settings:
         effect="keep: a worker's glibc keeps freed memory for the next step, on huge pages where possible; system: no "
         "change",
     )  # fmt: skip
+    warm_seconds: float = _make_field(
+        "SPARK_ESTIMATOR_WARM", 60.0, _parse_seconds, unit="seconds",
+        effect="how long a process that has imported what the last job's ranks needed stays, to fork those of the next "
+        "job; 0: each rank is a new process",
+    )  # fmt: skip
     gpu_operations: str = _make_field(
         # Horovod's own images set MPI, which is what they were built with.
         "HOROVOD_GPU_OPERATIONS", "auto", make_word_parser(GPU_OPERATIONS, {"mpi": "auto"}), unit="kind",

@@ -70,6 +70,7 @@ OTHERS = {
     "launch/spark/session.py": "the caller's function passes any error on",
     "launch/spark/stage_job.py": "ends a job; nothing waits for it",
     "launch/ssh/hosts.py": "passes any error on",
+    "launch/worker/warm_start.py": "passes any error on",
     "observe/progress.py": "nothing waits for it",
     "observe/stacks.py": "nothing waits for it",
     "extensions/process_group/messages.py": "passes any error on",

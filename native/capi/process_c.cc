@@ -1,9 +1,10 @@
-// Binding a worker process to the life of its parent, for the C ABI.
+// A worker process's bond to its parent, and its end, for the C ABI.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 
 #include "spark_estimator/engine.h"
 
@@ -14,6 +15,8 @@ int ParentDeathSignal() { return SIGRTMAX - 3; }
 
 // Async-signal-safe: one system call. 0 is the caller's own process group, itself included.
 void KillOwnGroup(int) { kill(0, SIGKILL); }
+
+int32_t exit_status = 1;
 
 }  // namespace
 
@@ -30,4 +33,11 @@ extern "C" int32_t se_die_with_parent(int32_t parent_pid) {
   if (prctl(PR_SET_PDEATHSIG, ParentDeathSignal()) != 0) return SE_SYSTEM_ERROR;
   // The parent may have died before the request was made; then there will be no signal.
   return getppid() == parent_pid ? SE_OK : SE_SHUT_DOWN;
+}
+
+extern "C" void se_set_exit_status(int32_t status) { exit_status = status; }
+
+extern "C" void se_exit() {
+  std::fflush(nullptr);
+  _exit(exit_status);
 }

@@ -220,15 +220,22 @@ def driver(
 
 
 def processes_with(text: str) -> dict[int, str]:
-    """pid -> command line of all processes whose environment contains `text`."""
+    """pid -> command line of all processes whose environment contains `text`, without servers that wait for a job."""
     commands = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             if text.encode() in (folder / "environ").read_bytes():
-                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+                if not is_waiting_server(folder, command):
+                    commands[int(folder.name)] = command
     return commands
+
+
+def is_waiting_server(folder: Path, command: str) -> bool:
+    """Whether it is a fork server; the workers that it has forked have its command line, and another mark."""
+    return "worker.fork_server" in command and b"SPARK_ESTIMATOR_PROCESS=00" in (folder / "environ").read_bytes()
 
 
 def _stat(pids: Iterable[int]) -> str:

@@ -622,7 +622,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "32",
         "workers outlive their parent",
         WORKER,
-        "    bind_to_parent(options.parent)\n",
+        "    bind_to_parent(parent)\n",
         "",
         (
             "tests/scenarios/launch/test_interruption.py::test_a_driver_that_is_killed_leaves_nothing[processes]",

@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* Raised by one whenever a struct or the meaning of a function changes; the Python side refuses another number. */
-#define SE_ABI_VERSION 13
+#define SE_ABI_VERSION 14
 
 typedef enum se_status {
   SE_OK = 0,
@@ -413,6 +413,12 @@ SE_API void se_opener_destroy(se_opener* opener);
  * (SIGKILL), grandchildren included. The caller must lead its own process group. `parent_pid` is the expected
  * parent; SE_SHUT_DOWN if it has already ended. Linux only; elsewhere a no-op. */
 SE_API int32_t se_die_with_parent(int32_t parent_pid);
+
+/* Has `se_exit` end the process with this status, as _exit(2) does: C's streams are flushed, and no static object is
+ * destroyed. `se_exit` is for Py_AtExit(), as the last that a process does: destroying the tables of a framework that
+ * were filled in another process copies them first. */
+SE_API void se_set_exit_status(int32_t status);
+SE_API void se_exit(void);
 
 #ifdef __cplusplus
 } /* extern "C" */

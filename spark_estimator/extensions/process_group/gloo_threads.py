@@ -52,17 +52,17 @@ def _read_threads() -> list[tuple[str, ...]]:
     thread that created it: in a process with groups, such threads of no Python thread count, too.
     """
     threads: list[tuple[str, ...]] = []
-    own = {str(thread.native_id) for thread in threading.enumerate()}
+    python_threads = {str(thread.native_id) for thread in threading.enumerate()}
     known = {_NAME}
     if dist.is_available() and dist.is_initialized():
-        known |= {_read_name(number) for number in own}
+        known |= {_read_name(number) for number in python_threads}
     for path in sorted(Path("/proc/self/task").glob("*/status")):
         try:
             lines = path.read_text(errors="replace").splitlines()
         except OSError:  # the thread has ended
             continue
         fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-        if fields.get("Name") in known and path.parent.name not in own:
+        if fields.get("Name") in known and path.parent.name not in python_threads:
             threads.append(tuple(fields.get(name, "") for name in _FIELDS))
     return threads
 

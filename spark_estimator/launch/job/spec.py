@@ -28,8 +28,8 @@ from spark_estimator.peer_json import parse_object
 from spark_estimator.security.encryption import Policy, check_encryption
 
 _PRELOADABLE = ("torch", "tensorflow")
-# The pickle's opcode SHORT_BINUNICODE: a byte with the length follows.
-_SHORT_TEXT = rb"\x8c"
+# The pickle's opcode SHORT_BINUNICODE, its length, and a name such as ``horovod.torch``: a docstring is none.
+_SHORT_TEXT = re.compile(rb"\x8c(.)(?=([\w.]+))", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -309,21 +309,21 @@ def make_worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[st
 
 
 def find_modules_to_preload(payload: bytes) -> tuple[str, ...]:
-    """Find the frameworks that the driver has loaded and the payload names: importing them early hides their cost.
+    """Find what the payload names, and the driver has loaded: importing it before the function runs hides its cost.
+
+    These are the frameworks, and this package's modules, also by Horovod's names.
 
     Args:
         payload: a pickle of protocol 4 or later.
     """
-    return tuple(name for name in _PRELOADABLE if name in sys.modules and _has_name(payload, name.encode()))
-
-
-def _has_name(payload: bytes, part: bytes) -> bool:
-    """Return whether a name in the pickle, such as ``horovod.torch``, contains `part`; a docstring is none."""
-    for head in re.finditer(_SHORT_TEXT + rb"(.)(?=[\w.]*" + part + rb")", payload, re.DOTALL):
-        text = payload[head.end() : head.end() + head[1][0]]
-        if part in text and re.fullmatch(rb"[\w.]+", text):
-            return True
-    return False
+    names = {head[2][: head[1][0]] for head in _SHORT_TEXT.finditer(payload) if len(head[2]) >= head[1][0]}
+    modules = [part for part in _PRELOADABLE if part in sys.modules and any(part.encode() in name for name in names)]
+    for name in sorted(names):
+        module = re.sub(rb"^horovod\b", b"spark_estimator", name).decode()
+        # Keras has to be imported after the choice of its backend, which the function makes.
+        if module in sys.modules and module.startswith("spark_estimator.") and "keras" not in module:
+            modules.append(module)
+    return tuple(modules)
 
 
 def list_sys_path() -> tuple[str, ...]:

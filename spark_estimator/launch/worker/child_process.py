@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from spark_estimator.posix import SIGKILL, SIGNALS, resource
+from spark_estimator.posix import SIGKILL, SIGNALS, libc, resource
 
 #: The exit status of a child that other code in this program has reaped; no real status has this value.
 UNKNOWN = 1 << 16
 #: How often a `FrozenWatch` looks.
 FROZEN_INTERVAL = timedelta(seconds=1)
+
+# prctl(2)
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+# Memory is short when less than this part of it is left.
+_SHORT_MEMORY = 0.1
+
+
+class Child(Protocol):
+    """A child of this process, such as a `subprocess.Popen`; `returncode`: None until it is reaped."""
+
+    @property
+    def pid(self) -> int: ...
+
+    returncode: int | None
+
+
+@dataclass
+class AdoptedChild:
+    """A child that another process has started."""
+
+    pid: int
+    returncode: int | None = None
 
 
 def keep_standard_descriptors() -> None:
@@ -88,14 +111,14 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+def signal_group(child: Child, number: int) -> None:
     """Send a signal to all processes of the group that `child` leads, unless it has been reaped."""
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
 
 
-def reap(child: subprocess.Popen[bytes]) -> tuple[int, int]:
+def reap(child: Child) -> tuple[int, int]:
     """Wait for a child. Return its exit status (negative: a signal) and the peak of its memory in bytes.
 
     A process inherits the peak of its parent: only the memory above `MemoryBaseline.peak_bytes` is the child's. A
@@ -139,6 +162,40 @@ def count_oom_kills() -> int:
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
     return 0
+
+
+@contextlib.contextmanager
+def adopt_orphans() -> Iterator[None]:
+    """Have this process adopt descendants whose parent ends meanwhile. Raises OSError: this system can't."""
+    before = ctypes.c_int()
+    if libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before)) or libc.prctl(_PR_SET_CHILD_SUBREAPER, 1):
+        raise OSError(ctypes.get_errno(), "a process can't adopt others")
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+
+
+def is_memory_short() -> bool:
+    """Return whether the host, or this process's control group, has little memory left; False if that is not known."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        amounts = _read_amounts(Path("/proc/meminfo"), ":")
+        if amounts["MemAvailable"] < _SHORT_MEMORY * amounts["MemTotal"]:
+            return True
+    for path in (*_find_memory_counters(), "/sys/fs/cgroup/memory.events"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            folder = Path(path).parent
+            limit = int((folder / "memory.max").read_text())  # "max" is no number
+            # The kernel drops pages of files before it ends a process.
+            files = _read_amounts(folder / "memory.stat")["inactive_file"]
+            if limit - int((folder / "memory.current").read_text()) + files < _SHORT_MEMORY * limit:
+                return True
+    return False
+
+
+def _read_amounts(path: Path, end: str = "") -> dict[str, int]:
+    lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
+    return {fields[0].removesuffix(end): int(fields[1]) for fields in lines}
 
 
 def _find_memory_counters() -> Iterator[str]:

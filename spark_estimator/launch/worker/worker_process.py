@@ -8,15 +8,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from io import FileIO
-from typing import IO
 
 from spark_estimator.collectives import torch_variables
 from spark_estimator.compat.importer import find_autoload_path
-from spark_estimator.env import JOB_VARIABLE, PROGRESS_FD_VARIABLE, RENDEZVOUS_FD_VARIABLE
+from spark_estimator.env import (
+    JOB_VARIABLE,
+    PROCESS_VARIABLE,
+    PROGRESS_FD_VARIABLE,
+    RENDEZVOUS_FD_VARIABLE,
+    Settings,
+)
 from spark_estimator.launch.job.environment import remove_choices
 from spark_estimator.launch.job.spec import JobSpec
-from spark_estimator.launch.worker import child_process, orphans
+from spark_estimator.launch.worker import child_process, orphans, warm_start
+from spark_estimator.launch.worker.child_process import AdoptedChild, Child
+from spark_estimator.launch.worker.fork_server import ForkRequest
 from spark_estimator.observe.progress import identify_pipe
 
 # -c puts the current folder first on the path; a file of the user's there must not shadow a module that we need.
@@ -25,6 +33,7 @@ sys.path[:1] == [''] and sys.path.pop(0)
 from spark_estimator.launch.worker.worker import main
 main()"""
 _WRITE_BYTES = 1 << 16
+_OF_EACH_WORKER = (JOB_VARIABLE, PROCESS_VARIABLE, PROGRESS_FD_VARIABLE)
 
 
 class WorkerProcess:
@@ -35,6 +44,7 @@ class WorkerProcess:
         inherited: descriptors that the worker inherits.
 
     Attributes:
+        stdin, stdout, stderr: of the worker; they do not block.
         result: where the worker writes its frames.
         progress: where it writes how far it is; None: the job doesn't ask.
 
@@ -45,64 +55,63 @@ class WorkerProcess:
     def __init__(self, job: JobSpec, inherited: Sequence[int]) -> None:
         if not sys.executable:
             raise OSError("can't start workers: this Python doesn't know its own path (sys.executable is empty).")
-        read, write = os.pipe()
         environment = dict(_make_environment(job))
         self._mark = orphans.mark(environment)
-        self.progress: FileIO | None = None
-        worker_ends = [write]
-        if job.progress:
-            progress_read, progress_write = os.pipe()
-            self.progress = open(progress_read, "rb", buffering=0)  # noqa: SIM115  # closed in `close`
-            environment[PROGRESS_FD_VARIABLE] = identify_pipe(progress_write)
-            worker_ends.append(progress_write)
-        command = [sys.executable, "-u", "-c", _PROGRAM, "--parent", str(os.getpid()), "--result-fd", str(write)]
-        if job.preload:
-            command += ["--preload", ",".join(job.preload)]
-        try:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                pass_fds=[*worker_ends, *inherited],
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(read)
+        self._server: warm_start.ForkServer | None = None
+        self._idle = _read_warm_time(environment)
+        with contextlib.ExitStack() as worker_ends, contextlib.ExitStack() as own_ends:
+
+            def open_pipe(*, to_worker: bool = False) -> tuple[FileIO, int]:
+                ends = os.pipe()
+                theirs, ours = ends if to_worker else ends[::-1]
+                worker_ends.callback(os.close, theirs)
+                return own_ends.enter_context(open(ours, "wb" if to_worker else "rb", buffering=0)), theirs
+
+            self.stdin, stdin = open_pipe(to_worker=True)
+            self.stdout, stdout = open_pipe()
+            self.stderr, stderr = open_pipe()
+            self.result, result = open_pipe()
+            self.progress, progress = open_pipe() if job.progress else (None, -1)
             if self.progress is not None:
-                self.progress.close()
-            raise
-        finally:
-            for descriptor in worker_ends:
-                os.close(descriptor)
-        self.result = open(read, "rb", buffering=0)  # noqa: SIM115  # closed in `close`
+                environment[PROGRESS_FD_VARIABLE] = identify_pipe(progress)
+            inherited = [result, *([progress] if self.progress is not None else []), *inherited]
+            self._child = self._start(job, environment, (stdin, stdout, stderr), inherited)
+            own_ends.pop_all()
         for stream in (self.result, self.stdin, self.stdout, self.stderr):
             os.set_blocking(stream.fileno(), False)
         self._input: list[memoryview] = []
+
+    def _start(
+        self, job: JobSpec, environment: dict[str, str], standard: tuple[int, int, int], inherited: Sequence[int]
+    ) -> Child:
+        """Fork the worker from a server where that is the same, else start it as a new process."""
+        result = inherited[0]
+        if self._idle and not job.command:
+            variables = {name: environment[name] for name in _OF_EACH_WORKER if name in environment}
+            request = ForkRequest(os.getpid(), result, (0, 1, 2, *inherited), variables)
+            common = {name: value for name, value in environment.items() if name != PROGRESS_FD_VARIABLE}
+            forked = warm_start.fork_worker(common, job.preload, request, [*standard, *inherited])
+            if forked is not None:
+                pid, self._server = forked
+                return AdoptedChild(pid)
+        command = [sys.executable, "-u", "-c", _PROGRAM, "--parent", str(os.getpid()), "--result-fd", str(result)]
+        if job.preload:
+            command += ["--preload", ",".join(job.preload)]
+        stdin, stdout, stderr = standard
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
 
     @property
     def pid(self) -> int:
         """Return its number, also after its end."""
         return self._child.pid
-
-    @property
-    def stdin(self) -> IO[bytes]:
-        """Return its standard input; not blocking, as the others."""
-        assert self._child.stdin is not None
-        return self._child.stdin
-
-    @property
-    def stdout(self) -> IO[bytes]:
-        """Return the stream of what it prints."""
-        assert self._child.stdout is not None
-        return self._child.stdout
-
-    @property
-    def stderr(self) -> IO[bytes]:
-        """Return the stream of what it prints there."""
-        assert self._child.stderr is not None
-        return self._child.stderr
 
     @property
     def has_ended(self) -> bool:
@@ -141,6 +150,9 @@ class WorkerProcess:
 
     def reap(self) -> tuple[int, int]:
         """Reap it; see `child_process.reap`."""
+        if self._server is not None:
+            self._server.release(self._idle)
+            self._server = None
         return child_process.reap(self._child)
 
     def close(self) -> None:
@@ -156,6 +168,14 @@ class WorkerProcess:
             self.kill()
             self.reap()
         self.close()
+
+
+def _read_warm_time(environment: Mapping[str, str]) -> timedelta:
+    """Return how long a server stays; zero: there shall be none."""
+    try:
+        return timedelta(seconds=Settings.read(environment).warm_seconds)
+    except ValueError:  # init() names the variable
+        return timedelta(0)
 
 
 def _make_environment(job: JobSpec) -> Mapping[str, str]:

@@ -88,22 +88,24 @@ def test_the_driver_s_modules_are_not_looked_for_on_other_hosts() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in spec.make_worker_spec(job, rendezvous).environment
 
 
-def test_only_frameworks_that_the_driver_has_loaded_and_the_function_names_are_preloaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_the_driver_has_loaded_and_the_function_names_is_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    for name in ("torch", "spark_estimator.torch", "spark_estimator.keras", "spark_estimator.tensorflow"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
     def train() -> None:
-        """Not for tensorflow."""
+        """Not for tensorflow or spark_estimator.torch."""
         import numpy  # noqa: F401
 
     def train_there() -> None:
         import horovod.tensorflow as hvd
         import horovod.torch
 
+        import spark_estimator.keras
+
         hvd.init()
         horovod.torch.init()
+        spark_estimator.keras.init()
 
     assert spec.find_modules_to_preload(dump_function(train, (), {})) == ()
     assert spec.find_modules_to_preload(dump_function(train_there, (), {})) == ("tensorflow",)
@@ -111,6 +113,10 @@ def test_only_frameworks_that_the_driver_has_loaded_and_the_function_names_are_p
     assert spec.find_modules_to_preload(dump_function(train_there, (), {})) == ("torch", "tensorflow"), (
         "torch is the first"
     )
+    for name in ("spark_estimator.torch", "spark_estimator.keras"):
+        monkeypatch.setitem(sys.modules, name, None)
+    found = spec.find_modules_to_preload(dump_function(train_there, (), {}))
+    assert found == ("torch", "tensorflow", "spark_estimator.torch"), "not Keras: its backend is chosen first"
 
 
 def test_the_driver_s_path_names_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:

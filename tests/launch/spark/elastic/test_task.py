@@ -118,6 +118,7 @@ class Touch:
 HOST_ORDER = {"name": "a", "folder": "/", "slots": 1, "interfaces": ["lo"], "gentle_seconds": 0.0}
 
 
+@pytest.mark.usefixtures("spark")  # a task has a folder of Spark's files
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("hostile", ["command", "payload", "environment of a start", "environment of a rank"])
 def test_a_driver_that_knows_the_token_cannot_have_a_task_run_anything_else(
