@@ -196,6 +196,17 @@ void Engine::Drive(Lock& lock, const RequestPtr& request, Time deadline) {
 }
 
 Status Engine::WaitFor(Lock& lock, const RequestPtr& request, Time deadline) {
+  if (request->done) return request->outcome;
+  if (num_waiting_++ == 0) waiting_since_ = Clock::now();
+  const Status status = WaitUntilDone(lock, request, deadline);
+  if (--num_waiting_ == 0) {
+    Increase(counters_.blocked_nanoseconds,
+             std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - waiting_since_).count());
+  }
+  return status;
+}
+
+Status Engine::WaitUntilDone(Lock& lock, const RequestPtr& request, Time deadline) {
   bool woken = false;
   while (!request->done) {
     if (MayDrive()) {
@@ -287,8 +298,12 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
     *text = progress_.Running();
     return Status::Ok();
   }
+  if (what == "waits") {
+    *text = group_.DescribeWaits();
+    return Status::Ok();
+  }
   return Status(SE_INVALID_ARGUMENT,
-                "there is no description of '" + what + "'; ask for flight_recorder, algorithms, gpu or running");
+                "there is no description of '" + what + "'; ask for flight_recorder, algorithms, gpu, running or waits");
 }
 
 Status Engine::OrderRing(std::vector<int> ranks, bool halves_in_ring) {

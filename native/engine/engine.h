@@ -102,7 +102,9 @@ class Engine {
   Status Accept(const Signature& signature, GpuPlace place, GpuWork* work);
   Status EnqueuePlan(Plan& plan, const void* const* inputs, void* const* outputs, bool deferred, GpuWork work,
                      bool wants_handle, RequestPtr* request);
+  // Counted as blocked, which includes driving: the caller does nothing else meanwhile.
   Status WaitFor(Lock& lock, const RequestPtr& request, Time deadline);
+  Status WaitUntilDone(Lock& lock, const RequestPtr& request, Time deadline);
   // The same for a request that has got no handle: it has one when it is still in progress.
   Status WaitOrGiveHandle(Lock& lock, const RequestPtr& request, Seconds timeout);
   bool MayDrive() const;
@@ -121,7 +123,9 @@ class Engine {
   Counters counters_;
   FlightRecorder recorder_;
   Timeline timeline_;
-  DriveTurn turn_;  // guarded by requests_.lock()
+  DriveTurn turn_;  // guarded by requests_.lock(), as are the two below
+  int num_waiting_ = 0;  // callers
+  Time waiting_since_{};
   RequestTable requests_;
   QuestionQueue questions_;
   ThreadWaker waker_;

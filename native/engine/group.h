@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -66,6 +67,8 @@ class Group {
 
   const EngineConfig& config() const { return config_; }
   const Topology& topology() const { return topology_; }
+  // A line for each rank whose data this one has waited for in operations: "3 1200000", in nanoseconds.
+  std::string DescribeWaits() const;
   size_t cache_capacity() const { return cache_capacity_; }
   Executor& executor() const { return *executor_; }
   GpuExecutor& gpu() const { return *gpu_; }

@@ -23,7 +23,8 @@ SocketGroup::SocketGroup(int rank, std::vector<StripedSocket> sockets, Liveness*
       sockets_(std::move(sockets)),
       liveness_(liveness),
       late_(late),
-      asked_(late != nullptr ? sockets_.size() : 0) {
+      asked_(late != nullptr ? sockets_.size() : 0),
+      waited_for_(sockets_.size()) {
   next_check_ = Clock::now() + kLivenessInterval;
 }
 
@@ -133,13 +134,19 @@ Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const 
     const bool is_connected = IsConnected(peer);
     WaitFor(peer, is_connected ? sockets_[static_cast<size_t>(peer)].receive_fd() : late_->arrival_fd(), POLLIN);
   }
+  const Time began = Clock::now();
   const int ready = poll(waits_.data(), waits_.size(), static_cast<int>(kLivenessInterval.count()));
   const int error_number = ready < 0 ? LastErrno() : 0;
+  const Time ended = Clock::now();
+  const int64_t waited = std::chrono::duration_cast<std::chrono::nanoseconds>(ended - began).count();
+  for (const int peer : receivers_from) {
+    if (peer >= 0) waited_for_[static_cast<size_t>(peer)].fetch_add(waited, kRelaxed);
+  }
   if (error_number != 0 && error_number != EINTR) {
     return Status::System("waiting for peers failed (poll)", error_number);
   }
   // Also when something is ready: a transfer may take long, and others die while it runs.
-  return ready > 0 && Clock::now() < next_check_ ? Status::Ok() : CheckLiveness();
+  return ready > 0 && ended < next_check_ ? Status::Ok() : CheckLiveness();
 }
 
 void SocketGroup::AbandonAfterFork() {

@@ -5,6 +5,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -57,6 +58,8 @@ class StreamGroup {
   virtual Status AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) = 0;
   // While Liveness is asked: the peers that the group waits for.
   virtual std::vector<int> Awaited() const { return {}; }
+  // By any thread: for how many nanoseconds this rank has slept until data of `peer` came.
+  virtual int64_t WaitedFor(int /*peer*/) const { return 0; }
   // In a forked child: gives up what the group holds of the system without a word to the peers.
   virtual void AbandonAfterFork() {}
 
@@ -101,6 +104,7 @@ class SocketGroup : public StreamGroup {
   Status TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) override;
   Status AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) override;
   std::vector<int> Awaited() const override;
+  int64_t WaitedFor(int peer) const override { return waited_for_[static_cast<size_t>(peer)].load(kRelaxed); }
   void AbandonAfterFork() override;
 
  private:
@@ -117,6 +121,8 @@ class SocketGroup : public StreamGroup {
   Liveness* liveness_;
   LateSockets* late_;
   std::vector<bool> asked_;  // [size], with `late`
+  static constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
+  std::vector<std::atomic<int64_t>> waited_for_;  // [size] nanoseconds
   Time next_check_;
   // Of AwaitReady; side by side.
   std::vector<pollfd> waits_;

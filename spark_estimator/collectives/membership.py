@@ -26,7 +26,7 @@ from spark_estimator.collectives.ring_order import Ring, agree_on_ring
 from spark_estimator.env import Settings
 from spark_estimator.errors import HorovodInternalError
 from spark_estimator.log import get_logger
-from spark_estimator.observe import progress, timeline
+from spark_estimator.observe import progress, step_times, timeline
 from spark_estimator.observe.stacks import StackReporter, format_current_stacks
 from spark_estimator.security.encryption import find_libcrypto
 
@@ -52,6 +52,9 @@ class EngineStarter:
         path = timeline.get_path_at_init(settings.timeline)
         #: The timeline that is being written: its path, and whether it marks cycles; None: none is.
         self.timeline = None if path is None else (path, settings.timeline_mark_cycles)
+        peers = () if connector is None else connector.rendezvous.peers
+        #: This rank's host, as its launcher knows it.
+        self.host = peers[connector.rendezvous.rank].host if connector is not None else socket.gethostname()
         self._ring: Ring | None = None  # of the job, once it is known
         self._started: list[weakref.ref[Engine]] = []  # a list, so that another thread may copy it at any time
 
@@ -139,6 +142,17 @@ class EngineStarter:
             *pending.find_longest_wait(engines, time.monotonic()),
         )
 
+    def read_times(self) -> step_times.EngineTimes:
+        """Return what the engines have counted; for which ranks this one slept, by that of all ranks."""
+        engines = self._list_engines()
+        blocked, waited, executed = (
+            sum(engine.read_counter(f"{name}_nanoseconds") for engine in engines) / 1e9
+            for name in ("blocked", "wait", "execution")
+        )
+        lines = (line.split() for engine in engines[:1] for line in engine.describe("waits").splitlines())
+        for_ranks = {int(rank): int(nanoseconds) / 1e9 for rank, nanoseconds in lines}
+        return step_times.EngineTimes(blocked, waited, executed, for_ranks)
+
     def _describe_waits(self, asked: Engine) -> str:
         """Return the report of a rank that others wait for, sent to them and written to its own log."""
         waits = pending.describe_requests(self._list_engines(), time.monotonic())
@@ -180,6 +194,7 @@ class Membership:
         except BaseException:
             self.sets.shutdown()
             raise
+        step_times.follow_engines(starter.read_times, starter.host)
         self._progress_reporter = progress.start_reporter(starter.measure_progress)
 
     def take_number(self, kind: str) -> int:
@@ -217,6 +232,7 @@ class Membership:
         """Leaves the job, and all process sets."""
         if self._progress_reporter is not None:
             self._progress_reporter.stop()
+        step_times.follow_engines(None)
         self.sets.shutdown()
 
     def abandon_after_fork(self) -> None:

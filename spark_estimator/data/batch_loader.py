@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from spark_estimator.observe.step_times import counts_input
+
 _END = object()
 
 
@@ -24,6 +26,7 @@ class BaseDataLoader:
         """Return the batch to give out. Called for each batch in the thread that uses it."""
         return batch
 
+    @counts_input
     def __iter__(self) -> Iterator[Any]:
         for batch in self._iterate():
             yield self._process_batch(batch)
@@ -55,6 +58,7 @@ class AsyncDataLoaderMixin:
         """End the current pass."""
         self._stop.set()
 
+    @counts_input
     def __iter__(self) -> Iterator[Any]:
         if self.async_loader_queue_size <= 0:
             for batch in self._iterate():

@@ -31,6 +31,7 @@ from spark_estimator.data.stream.limits import RowLimits
 from spark_estimator.data.stream.rows import stream_rows
 from spark_estimator.data.tables.delta import Version
 from spark_estimator.errors import DataError
+from spark_estimator.observe.step_times import time_input
 
 _SAMPLE_ROWS = 100
 
@@ -224,7 +225,7 @@ class TorchLoader:
         rows = self._rows.find_remaining(self._earlier, order) if self._earlier else self._rows
         steps = rows.make_plan(self._batch_size).steps
         self._state = _Reading.WITHIN
-        for batch in rows.read_batches(self._batch_size, None, order, self._steps):
+        for batch in time_input(rows.read_batches(self._batch_size, None, order, self._steps)):
             tensors = [torch.from_numpy(array) for array in self._joined.split(batch.matrices)]
             self._steps += 1
             if self._steps == steps:

@@ -28,6 +28,7 @@ from spark_estimator.launch.worker.worker_host import LocalWorkerHandle, WorkerH
 from spark_estimator.observe import timeline
 from spark_estimator.observe.driver_log import ShowLine, announce, print_line
 from spark_estimator.observe.status_line import StatusLine
+from spark_estimator.observe.stragglers import StragglerWatch
 from spark_estimator.observe.training_records import TakeRecord
 
 _DEFAULTS, _ONLY_ATTEMPT = JobOptions(), Attempt()
@@ -123,7 +124,8 @@ def _run_job(
             worker.stop(reason)
 
     status = StatusLine.open_on_screen(job.size) if job.progress else None
-    display = EventDisplay(show_line, take_record=take_record, status=status)
+    stragglers = StragglerWatch(job.size) if job.progress else None
+    display = EventDisplay(show_line, take_record=take_record, status=status, stragglers=stragglers)
     watch = JobMonitor(stop=stop, cancel=cancel, display=display, size=job.size)
     watch.clock = lambda: attempt.enforce_timeout(job.function, job.size, display.begun)
     relay = EventRelay(display.events)

@@ -19,6 +19,7 @@ from typing import Any
 
 from spark_estimator.env import PROGRESS_FD_VARIABLE
 from spark_estimator.log import get_logger
+from spark_estimator.observe.step_times import Sample, take_sample
 from spark_estimator.observe.training_meter import TrainingMeter, TrainingReport
 from spark_estimator.posix import register_at_fork
 
@@ -29,6 +30,9 @@ _LONGEST_NAME = 100
 _log = get_logger(__name__)
 
 _steps = 0
+# Taken at the end of a step after it was asked for, so that all ranks' samples are of whole steps.
+_sample: Sample | None = None
+_is_sample_due = False
 _meter: TrainingMeter | None = None
 _descriptor: int | None = None
 
@@ -44,6 +48,7 @@ class Progress:
         waiting: for how many seconds it has waited for other ranks by now; 0: it does other work.
         waits_in: the collective in which it waits, in words.
         training: of an estimator; None: the rank runs another program, or its first epoch has not begun.
+        sample: where the time went until a recent step; None: there was none yet.
     """
 
     at: float
@@ -52,27 +57,32 @@ class Progress:
     waiting: float = 0.0
     waits_in: str = ""
     training: TrainingReport | None = None
+    sample: Sample | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
-        return asdict(self)
+        return {**asdict(self), "sample": None if self.sample is None else self.sample.to_dict()}
 
     @classmethod
     def from_dict(cls, fields: object) -> Progress:
         """Make the progress from what `to_dict` returned. Raises ValueError if the value is invalid."""
-        if not isinstance(fields, dict) or fields.keys() != {*_FIELDS, "training"}:
+        if not isinstance(fields, dict) or fields.keys() != {*_FIELDS, "training", "sample"}:
             raise ValueError("a rank's progress with unknown fields")
         for name, kinds in _FIELDS.items():
             if not isinstance(fields[name], kinds):
                 raise ValueError(f"field {name!r} of a rank's progress is {fields[name]!r}")
         training = None if fields["training"] is None else TrainingReport.from_dict(fields["training"])
-        return cls(**{**fields, "waits_in": fields["waits_in"][:_LONGEST_NAME], "training": training})
+        sample = None if fields["sample"] is None else Sample.from_dict(fields["sample"])
+        waits_in = fields["waits_in"][:_LONGEST_NAME]
+        return cls(**{**fields, "waits_in": waits_in, "training": training, "sample": sample})
 
 
 def count_step() -> None:
     """Count a step of an optimizer of this process."""
-    global _steps
+    global _steps, _sample, _is_sample_due
     _steps += 1
+    if _is_sample_due:
+        _sample, _is_sample_due = take_sample(_steps), False
 
 
 def report_training(meter: TrainingMeter | None) -> None:
@@ -120,11 +130,14 @@ class ProgressReporter:
             self._thread.join(_STOP_SECONDS)
 
     def _report_until_stopped(self) -> None:
+        global _is_sample_due
         try:
             while not self._stopped.wait(INTERVAL_SECONDS):
                 calls, waiting, waits_in = self._measure()
                 training = None if _meter is None else _meter.report()
-                self._write(Progress(time.monotonic(), _steps, calls, waiting, waits_in[:_LONGEST_NAME], training))
+                now = time.monotonic()
+                self._write(Progress(now, _steps, calls, waiting, waits_in[:_LONGEST_NAME], training, _sample))
+                _is_sample_due = True
             calls, _, _ = self._measure()
             self._write(Progress(time.monotonic(), _steps, calls))
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The status line: how many ranks are up, how fast they step, and for whom the others wait; while a job runs.
+"""The status line: how many ranks are up, how fast they step, and where the time goes; while a job runs.
 
 It is there for a person who looks on: on a terminal, at the bottom, below the ranks' lines, which are printed above it
 whole; in a notebook, in the output of the cell. It is removed when the job ends. In a pipe, a file or CI there is none,
@@ -24,6 +24,7 @@ from typing import Any, Protocol, TextIO
 from spark_estimator.env import Settings
 from spark_estimator.observe.driver_log import announce, printable
 from spark_estimator.observe.progress import Progress
+from spark_estimator.observe.step_times import Division, divide
 from spark_estimator.observe.training_display import TrainingDisplay, TrainingState, format_training
 
 _REDRAWN_SECONDS = 0.2
@@ -144,9 +145,14 @@ class Log:
         pass
 
 
+def wants_progress(display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> bool:
+    """Return whether ranks report their progress: also without a screen, so that slow ranks are named."""
+    return display is not ProgressDisplay.OFF and Settings.read().status_line
+
+
 def find_screen(display: ProgressDisplay = ProgressDisplay.ON_SCREEN) -> Screen | None:
     """Return the screen for progress; None: nowhere, because of `display`, the settings, or for lack of a screen."""
-    if display is ProgressDisplay.OFF or not Settings.read().status_line:
+    if not wants_progress(display):
         return None
     front_end = None if os.environ.get("CI") else _find_front_end()
     return Log() if front_end is None and display is ProgressDisplay.ANYWHERE else front_end
@@ -240,12 +246,25 @@ def format_status(
 ) -> str:
     """Return the status line's text, by rank the last reports, oldest first, and the newest's age in seconds."""
     ranks, waits = f"{len(begun)} of {size} ranks up", _format_waits(size, reports, since)
+    waits = waits or _format_time(reports)
     if training is None:
         parts = [ranks, _format_rates(reports), waits]
     else:
         now, last_epoch = format_training(training)
         parts = [ranks if len(begun) < size else "", now, waits, last_epoch]
     return printable("; ".join(filter(None, parts)))
+
+
+def _format_time(reports: Mapping[int, Sequence[Progress]]) -> str:
+    """Return the shares of the steps' time, over all ranks, as percentages; those below one are left out."""
+    total = [0.0] * len(Division._fields)
+    for history in reports.values():
+        samples = [report.sample for report in history if report.sample is not None]
+        parts = divide(samples[0], samples[-1]) if samples else None
+        if parts is not None:
+            total = [before + more for before, more in zip(total, parts, strict=True)]
+    shares = {name: each / (sum(total) or 1.0) for name, each in zip(Division._fields, total, strict=True)}
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
 
 
 def _format_rates(reports: Mapping[int, Sequence[Progress]]) -> str:

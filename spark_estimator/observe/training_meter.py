@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from spark_estimator.observe.step_times import Division, Sample, divide, take_sample
 from spark_estimator.observe.training_records import StepRecorder
 
 TRAIN = "train"
@@ -101,6 +102,8 @@ class TrainingMeter:
         self._recorder = recorder
         self._now: _Counts | None = None
         self._before_validation: _Counts | None = None
+        self._time = Division(0.0, 0.0, 0.0, 0.0)
+        self._training_since: Sample | None = None  # None: it is validated, or the epoch's training has ended
         self._averages: dict[str, float] = {}
         self._points: list[Point] = []
 
@@ -110,9 +113,11 @@ class TrainingMeter:
         if self._recorder is not None:
             self._recorder.begin_epoch(step)
         self._before_validation = None
+        self._time, self._training_since = Division(0.0, 0.0, 0.0, 0.0), take_sample()
 
     def begin_validation(self, steps: int) -> None:
         """Begin validation, after the training of an epoch or in between."""
+        self.end_training()
         if self._now is not None:
             self._before_validation = self._now
             self._now = (self._now[0][0], VALIDATION, steps), 0, self._rows, None, 0
@@ -123,6 +128,7 @@ class TrainingMeter:
             position, step, _, loss, loss_rows = self._before_validation
             self._now = position, step, self._rows, loss, loss_rows
             self._before_validation = None
+            self._training_since = take_sample()
 
     def end_step(self, rows: int, loss: float | None) -> None:
         """Count a finished batch, of 0 rows if only others have some, and this rank's mean loss, if known."""
@@ -136,6 +142,14 @@ class TrainingMeter:
         (epoch, part, steps), done, _, mean, counted = self._now
         if self._recorder is not None and part == TRAIN:
             self._recorder.end_step(epoch - 1, done, steps, counted, mean)
+
+    def end_training(self) -> Division:
+        """Return where the time of the epoch's training has gone until now, on this rank, without validations."""
+        if self._training_since is not None:
+            more = divide(self._training_since, take_sample()) or (0.0, 0.0, 0.0, 0.0)
+            self._time = Division(*(before + part for before, part in zip(self._time, more, strict=True)))
+            self._training_since = None
+        return self._time
 
     def end_epoch(self, averages: Mapping[str, Any]) -> None:
         """End an epoch with all ranks' averages, ``loss`` first; a few numbers among them are reported."""

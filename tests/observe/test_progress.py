@@ -13,10 +13,12 @@ import pytest
 from spark_estimator.env import PROGRESS_FD_VARIABLE
 from spark_estimator.observe import progress
 from spark_estimator.observe.progress import Progress, ProgressReporter
+from spark_estimator.observe.step_times import Sample
 
 
 @pytest.mark.parametrize(
-    "report", [{}, [], {"at": "0", "steps": 0, "calls": 0, "waiting": 0, "waits_in": "", "training": None}]
+    "report",
+    [{}, [], {"at": "0", "steps": 0, "calls": 0, "waiting": 0, "waits_in": "", "training": None, "sample": None}],
 )
 def test_what_is_no_report_is_refused(report: Any) -> None:
     with pytest.raises(ValueError, match="progress"):
@@ -24,7 +26,7 @@ def test_what_is_no_report_is_refused(report: Any) -> None:
 
 
 def test_a_report_survives_its_journey() -> None:
-    report = Progress(1.5, 3, 4, 0.25, "allreduce 'x'")
+    report = Progress(1.5, 3, 4, 0.25, "allreduce 'x'", sample=Sample(1.25, 3, 0.5, host="host"))
     assert Progress.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
@@ -57,8 +59,9 @@ def test_reports_are_written_until_the_stop(ends: tuple[int, int], monkeypatch: 
     with os.fdopen(os.dup(ends[0])) as reader:
         first, second = (Progress.from_dict(json.loads(reader.readline())) for _ in range(2))
         progress.count_step()
-        while Progress.from_dict(json.loads(reader.readline())).steps != first.steps + 1:
+        while (report := Progress.from_dict(json.loads(reader.readline()))).sample is None:
             pass
+        assert (report.steps, report.sample.steps) == (first.steps + 1, first.steps + 1)
         reporter.stop()
         reporter.stop()
         assert not reporter._thread.is_alive()

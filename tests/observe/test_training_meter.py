@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from spark_estimator.observe.progress import Progress
+from spark_estimator.observe.step_times import Sample
 from spark_estimator.observe.training_meter import MAX_POINTS, TRAIN, VALIDATION, TrainingMeter, TrainingReport
 
 REPORT = TrainingReport(2, 3, VALIDATION, 4, 5, 600, 0.25, 60, {"loss": 0.5}, ((1, 0.5, None), (2, 0.25, 0.75)))
@@ -92,4 +93,5 @@ def test_the_longest_report_goes_through_a_pipe_in_one_piece() -> None:
     assert report is not None and len(report.points) <= MAX_POINTS
     assert report.points[-1][0] == 1234, "the last epoch is always there"
     longest = Progress(1e9 + 0.123456, 10**12, 10**12, 1e5 + 0.123456, "ü" * 100, replace(report))
+    longest = replace(longest, sample=Sample(1e9 + 0.123456, 10**12, *[1e9 + 0.123456] * 5, 10**6, "ü" * 64))
     assert len(json.dumps(longest.to_dict()).encode()) < select.PIPE_BUF

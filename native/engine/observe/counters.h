@@ -27,6 +27,7 @@ struct Counters {
   std::atomic<int64_t> control_bytes_sent{0};
   std::atomic<int64_t> wait_nanoseconds{0};       // until peers reach the same position
   std::atomic<int64_t> execution_nanoseconds{0};  // in collectives
+  std::atomic<int64_t> blocked_nanoseconds{0};    // while a caller waited, or several did
   std::atomic<int64_t> wakeups{0};                // of the engine's thread
 };
 
@@ -52,6 +53,7 @@ inline constexpr CounterName kCounterNames[] = {
     {"control_bytes_sent", &Counters::control_bytes_sent},
     {"wait_nanoseconds", &Counters::wait_nanoseconds},
     {"execution_nanoseconds", &Counters::execution_nanoseconds},
+    {"blocked_nanoseconds", &Counters::blocked_nanoseconds},
     {"wakeups", &Counters::wakeups},
 };
 

@@ -221,12 +221,14 @@ void WaitingForALateRankIsCounted() {
     RunRanks(2, {.channel = channel}, [&](Rank& me) {
       for (const int milliseconds : {30, 1300}) {
         const int64_t before = se_counter(me.engine, "wait_nanoseconds");
+        const int64_t blocked_before = se_counter(me.engine, "blocked_nanoseconds");
         float x = 1;
         if (me.rank == 0) {
           const Submitted early = me.Submit(UnnamedSum(&x, 1));
           ++waiting;
           me.WaitOk(early);
           CHECK(se_counter(me.engine, "wait_nanoseconds") - before >= int64_t{milliseconds} * 1000000);
+          CHECK(se_counter(me.engine, "blocked_nanoseconds") - blocked_before >= int64_t{milliseconds} * 1000000);
         } else {
           while (waiting < (milliseconds == 30 ? 1 : 2)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
           std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));

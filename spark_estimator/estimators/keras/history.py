@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spark_estimator.estimators.history import Epochs, shorten, to_numbers
+from spark_estimator.estimators.history import Epochs, flatten_time, shorten, to_numbers
 
 
 class KerasHistory(Epochs, dict[str, list[Any]]):
-    """``{"loss": [0.5, 0.2], "accuracy": [...], "val_loss": [...]}``: means over the rows of all ranks."""
+    """``{"loss": [0.5, 0.2], "accuracy": [...], "val_loss": [...]}``: means over the rows of all ranks.
+
+    ``time_input``, ``time_compute``, ``time_peers`` and ``time_network`` have the seconds that the training of an epoch
+    took, on average over the ranks.
+    """
 
     losses = ("loss", "val_loss")
 
@@ -37,7 +41,7 @@ def to_history(name: str, value: Any) -> KerasHistory:
         raise TypeError(f"{name} must be a dict from each metric's name to its values; got {value!r}.")
     if not all(isinstance(item, Mapping) for item in value):
         return KerasHistory(loss=to_numbers(name, value))
-    flat = [flatten_entry(entry) for entry in value]
+    flat = [{**flatten_entry(entry), **flatten_time(entry)} for entry in value]
     names = dict.fromkeys(key for entry in flat for key in entry)
     return KerasHistory({key: [entry.get(key) for entry in flat] for key in names})
 

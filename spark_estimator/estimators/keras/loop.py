@@ -34,6 +34,8 @@ from spark_estimator.keras.optimizers import find_innermost, read_iterations
 from spark_estimator.keras.rates import list_variables_with_rate, rescale_rate
 from spark_estimator.keras.starting_state import broadcast_variables
 from spark_estimator.keras.wrapping import find_exchange
+from spark_estimator.observe.progress import count_step
+from spark_estimator.observe.step_times import time_input
 
 
 class Loop:
@@ -193,9 +195,11 @@ class Loop:
         schedule, is_due = make_schedule(spec), False
         self.meter.begin_epoch(epoch, plan.steps, first, self._sums.rows)
         with self._sums.add_up():
-            for done, batch in enumerate(rows.read_batches(spec.batch_size, spec.train_steps, order, first), first + 1):
+            batches = time_input(rows.read_batches(spec.batch_size, spec.train_steps, order, first))
+            for done, batch in enumerate(batches, first + 1):
                 callbacks.on_batch_begin("train", done - 1)
                 logs = self._step(batch)
+                count_step()
                 callbacks.on_batch_end("train", done - 1, logs)
                 self.meter.end_step(batch.rows, logs.get("loss"))
                 reach(done)

@@ -15,7 +15,7 @@ from spark_estimator.estimators.keras.spec import KerasParts
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver
 from spark_estimator.estimators.persistence.resumed_run import describe_loss, describe_return
 from spark_estimator.estimators.persistence.run_identity import Identity, make_base_identity
-from spark_estimator.estimators.rank_run import RankRun, begin, check_loss, record_epoch
+from spark_estimator.estimators.rank_run import RankRun, average_time, begin, check_loss, record_epoch
 from spark_estimator.estimators.restarting import Round, train_in_rounds
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.estimators.training_progress import TrainingProgress
@@ -110,7 +110,7 @@ class _KerasTraining:
                 callbacks.on_epoch_begin(epoch)
             averages = loop.train(rows, epoch, steps, callbacks, save_within, reach)
             steps, self._has_begun_epoch = 0, False
-            entry: dict[str, Any] = {"epoch": epoch, "train": averages}
+            entry: dict[str, Any] = {"epoch": epoch, "train": averages, "time": average_time(loop.meter)}
             check_loss(entry["train"].get("loss", 0.0), epoch, rows if spec.has_stored_rows else None, spec.fields)
             if validation_rows is not None:
                 entry["validation"] = loop.evaluate(validation_rows, callbacks)

@@ -11,6 +11,7 @@ from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.estimators.torch.losses import Tensors
 from spark_estimator.estimators.torch.trainer import to_tensor
 from spark_estimator.estimators.train_spec import TrainSpec
+from spark_estimator.observe.step_times import time_input
 
 Named = dict[str, torch.Tensor]
 
@@ -111,7 +112,7 @@ class RowLoader:
         spec, first = self._spec, self._done if self._continues else 0
         order = None if self._seed is None else (self._seed, self._epoch)
         self._continues = False
-        batches = iter(self._rows.read_batches(*self._cut, order, first))
+        batches = time_input(self._rows.read_batches(*self._cut, order, first))
         for number in range(first, len(self)):
             self._done = number
             if number and self._between is not None:

@@ -21,7 +21,15 @@ from spark_estimator.estimators.lightning.rank_state import add_logged_values, g
 from spark_estimator.estimators.lightning.trainer_arguments import make_trainer_arguments, silence_lightning
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Saver, describe_epoch
 from spark_estimator.estimators.persistence.resumed_run import describe_loss, describe_return
-from spark_estimator.estimators.rank_run import RankRun, begin, check_loss, make_meter, record_epoch, to_averages
+from spark_estimator.estimators.rank_run import (
+    RankRun,
+    average_time,
+    begin,
+    check_loss,
+    make_meter,
+    record_epoch,
+    to_averages,
+)
 from spark_estimator.estimators.restarting import Round, train_in_rounds
 from spark_estimator.estimators.torch.checkpoint import TorchForm, pack
 from spark_estimator.estimators.torch.epoch_means import counts_rows, make_results
@@ -240,6 +248,7 @@ class _Training:
             if means:
                 entry[part] = self._make_results(means)
         entry.setdefault("train", {"loss": math.nan, "all_metrics": []})
+        entry["time"] = average_time(self._meter)
         loss = entry["train"]["loss"]
         if self.module.automatic_optimization:
             check_loss(loss, entry["epoch"], multiplied=self._parts.plain is not None)

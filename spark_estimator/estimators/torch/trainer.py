@@ -41,6 +41,7 @@ from spark_estimator.estimators.torch.stepping import make_passes
 from spark_estimator.estimators.torch.steps.recipe import Stepper
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.log import get_logger
+from spark_estimator.observe.step_times import time_input
 from spark_estimator.torch.rates import multiply_groups, multiply_schedules
 
 #: (batches done, rows of all ranks in them, what each rank has): writes a checkpoint.
@@ -254,7 +255,7 @@ class Trainer:
         plan = rows.make_plan(spec.batch_size, most_steps)
         self._begin_rates(epoch, whole, plan.steps - first)
         self.meter.begin_epoch(epoch, plan.steps, first, self.sums.rows)
-        batches = rows.read_batches(spec.batch_size, most_steps, order, first)
+        batches = time_input(rows.read_batches(spec.batch_size, most_steps, order, first))
         most = 1 if self._parts.minibatch is not None else spec.backward_passes_per_step
         # Horovod's rule where the learning rate is Horovod's, that of one process.
         parts = make_passes(

@@ -15,7 +15,15 @@ from spark_estimator.data.rank.epoch_rows import EpochRows
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.persistence.checkpoint import Checkpoint, Cursor, Saver, describe_epoch
 from spark_estimator.estimators.persistence.resumed_run import describe_return
-from spark_estimator.estimators.rank_run import KnownRun, RankRun, ReadRows, begin, record_epoch, to_averages
+from spark_estimator.estimators.rank_run import (
+    KnownRun,
+    RankRun,
+    ReadRows,
+    average_time,
+    begin,
+    record_epoch,
+    to_averages,
+)
 from spark_estimator.estimators.rows.row_source import read_rank_rows
 from spark_estimator.estimators.torch import recovery
 from spark_estimator.estimators.torch.callbacks import TorchCallbacks
@@ -161,7 +169,7 @@ class Training:
     def _make_entry(self, rank_run: RankRun, epoch: int, averages: dict[str, Any]) -> dict[str, Any]:
         """Add the entry of an epoch to the history, after its validation."""
         spec, trainer = self._spec, self.trainer
-        entry: dict[str, Any] = {"epoch": epoch, "train": averages}
+        entry: dict[str, Any] = {"epoch": epoch, "train": averages, "time": average_time(trainer.meter)}
         if rank_run.held is not None or spec.checkpoint_path is not None or spec.restore_best:
             trainer.synchronize()
         if self.progress.within and self.progress.is_patience_over:  # the epoch has ended right after it

@@ -39,7 +39,7 @@ from spark_estimator.launch.ssh.job import run_elastic_on_hosts, run_on_hosts
 from spark_estimator.launch.ssh.where import Where, find_hosts
 from spark_estimator.launch.worker.child_process import keep_standard_descriptors
 from spark_estimator.observe.driver_log import announce
-from spark_estimator.observe.status_line import find_screen
+from spark_estimator.observe.status_line import wants_progress
 from spark_estimator.posix import IS_WINDOWS
 
 # A command may save its state on SIGTERM; then it is killed.
@@ -120,7 +120,7 @@ def run_command(
         function=shlex.join(command),
         command=tuple(command),
         environment=for_workers,
-        progress=terms is None and find_screen() is not None,
+        progress=terms is None and wants_progress(),
         driver_host_id=host_id(),
         encrypted=encrypted,
     )

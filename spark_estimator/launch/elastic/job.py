@@ -32,6 +32,7 @@ from spark_estimator.launch.job.interruption import raise_lost_interruption, rem
 from spark_estimator.launch.job.monitor import EventDisplay
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.observe.status_line import StatusLine
+from spark_estimator.observe.stragglers import StragglerWatch
 from spark_estimator.observe.training_records import TakeRecord
 
 # How long to wait for the end of killed processes before the launcher continues without them.
@@ -64,12 +65,14 @@ class Following:
     Attributes:
         began: called with the number of each round after the first, from 2, when it begins.
         take_record: as in `JobOptions`.
-        status: shows how far the ranks are; for a job whose number of ranks does not change, but for lost ones.
+        has_progress: the ranks report it; of a job whose number of ranks does not change, but for lost ones.
+        status: shows how far the ranks are; None: nowhere.
         error: makes the error of a job that can't continue, of the arguments of `make_elastic_error`.
     """
 
     began: Callable[[int], None] = lambda number: None
     take_record: TakeRecord | None = None
+    has_progress: bool = False
     status: StatusLine | None = None
     error: Callable[[str, Sequence[FailureReport], Sequence[FailureReport]], BaseException] = make_elastic_error
 
@@ -324,6 +327,8 @@ class ElasticJob:
         self._following.began(self._planner.round)
         if self._following.status is not None:
             self._following.status.resize(len(numbers))
+        if self._following.has_progress:
+            self._display.stragglers = StragglerWatch(len(numbers))
         self._ends.earlier += self._ends.last
         self._ends.last = []
         peers = self._processes.list_peers(numbers)

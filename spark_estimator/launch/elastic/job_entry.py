@@ -91,7 +91,7 @@ def run_elastic(
     Raises:
         JobFailedError: the job could not continue.
     """
-    job = mark_elastic(job, progress=following.status is not None)
+    job = mark_elastic(job, progress=following.has_progress)
 
     def make_local_worker(_host: str, _number: int, _rank: int, relay: Relay, link: socket.socket) -> WorkerHandle:
         return LocalWorkerHandle(job, relay, gentle=gentle, link=link)

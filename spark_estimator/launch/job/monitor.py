@@ -32,6 +32,7 @@ from spark_estimator.launch.job.interruption import is_interruption, raise_lost_
 from spark_estimator.log import get_logger
 from spark_estimator.observe.driver_log import announce, flush, print_line, print_message
 from spark_estimator.observe.status_line import StatusLine
+from spark_estimator.observe.stragglers import StragglerWatch
 from spark_estimator.observe.training_records import TakeRecord
 
 _log = get_logger(__name__)
@@ -56,6 +57,7 @@ class EventDisplay:
         show_begun: called with rank and process once user code has begun on a rank.
         take_record: receives each record of an estimator's training; None: they are dropped.
         status: the line that shows the progress of the job; None: it is not shown.
+        stragglers: names ranks that hold up the others; None: ranks do not report, or their number changes.
         events: reports of the supervisors, added by other threads.
         begun: the ranks on which user code has begun.
     """
@@ -64,6 +66,7 @@ class EventDisplay:
     show_begun: Callable[[int, int], None] | None = None
     take_record: TakeRecord | None = None
     status: StatusLine | None = None
+    stragglers: StragglerWatch | None = None
     events: EventQueue = field(default_factory=EventQueue)
     begun: set[int] = field(default_factory=set)
     _unshown: collections.deque[tuple[int, str, str]] = field(default_factory=collections.deque)
@@ -96,6 +99,9 @@ class EventDisplay:
             yield event
 
     def _show(self, event: Event) -> None:
+        if isinstance(event, ProgressReported) and self.stragglers is not None and event.progress.sample is not None:
+            for line in self.stragglers.note(event.rank, event.progress.sample):
+                self.report(line)
         if self.status is not None:
             if isinstance(event, ProgressReported):
                 self.status.note(event.rank, event.progress)

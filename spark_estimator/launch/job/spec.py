@@ -23,7 +23,7 @@ from spark_estimator.launch.job.gpus import Pinning, TaskGpus, pin_gpus
 from spark_estimator.launch.job.options import MAX_RESULT_BYTES, JobOptions
 from spark_estimator.launch.job.pickling import describe_function, dump_function
 from spark_estimator.launch.job.versions import read_own_versions
-from spark_estimator.observe.status_line import find_screen
+from spark_estimator.observe.status_line import wants_progress
 from spark_estimator.peer_json import parse_object
 from spark_estimator.security.encryption import Policy, check_encryption
 
@@ -117,7 +117,7 @@ class JobSpec:
             preload=find_modules_to_preload(payload),
             all_results=options.all_results,
             forward_lines=options.show_line is not None,
-            progress=find_screen(options.progress_display) is not None,
+            progress=wants_progress(options.progress_display),
             driver_host_id=host_id(),
             driver_sys_path=list_sys_path(),
             max_result_bytes=options.max_result_bytes,

@@ -53,6 +53,7 @@ from spark_estimator.launch.spark.task_secrecy import pack_parcels, suppress_log
 from spark_estimator.log import get_logger
 from spark_estimator.observe.driver_log import announce, print_line
 from spark_estimator.observe.status_line import StatusLine
+from spark_estimator.observe.stragglers import StragglerWatch
 from spark_estimator.state_machine import StateMachine
 
 _log = get_logger(__name__)
@@ -156,6 +157,7 @@ class _Run:
         self._late = LateLines(job, self._put, connected=self._channel.address is not None)
         if job.progress and self._channel.address is not None:
             self._display.status = StatusLine.open_on_screen(job.size, options.progress_display)
+            self._display.stragglers = StragglerWatch(job.size)
         self._turn = StartTurn(spark, job.function)
         reports = TaskReports(
             spark,

@@ -87,9 +87,10 @@ def run_elastic_on_spark(
     """
     fixed = terms.size == terms.most and (terms.min_size == terms.size or terms.patience is not None)
     built = make_spark_job(spark, function, terms.size, replace(options, all_results=True))
-    status = StatusLine.open_on_screen(terms.size, options.progress_display) if fixed and built.progress else None
+    has_progress = fixed and built.progress
+    status = StatusLine.open_on_screen(terms.size, options.progress_display) if has_progress else None
     built = replace(built, encrypted=decide_encryption(spark)[0], attempt=attempt.number)
-    job = mark_elastic(built, progress=status is not None)
+    job = mark_elastic(built, progress=has_progress)
     run = ElasticSparkRun(spark, SparkJobs(spark, job, options.verbose), terms, attempt, options.start_timeout)
     try:
         run.wait_for_turn()
@@ -101,7 +102,7 @@ def run_elastic_on_spark(
             make=run.make_worker,
             placement=run.placement,
             poll=run.check,
-            following=replace(following, take_record=options.take_record, status=status),
+            following=replace(following, take_record=options.take_record, has_progress=has_progress, status=status),
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{job.function} was interrupted; all of its ranks were stopped") from None

@@ -1,0 +1,208 @@
+"""Names ranks that hold up the others: on the driver, from the samples that the progress reports have.
+
+With synchronous steps all ranks take equally long for one; the slow rank is the one that waits least for the others. So
+it is found by what it does itself: its input and computing, against the median of the other ranks. A slow link shows
+elsewhere: the rank behind it waits longer than others for data of the rank before it.
+
+A rank is compared round by round. A round is at least a second and ten steps of every rank, so that a pause in one
+step, or a burst of another program, makes one round slow and not five. It is slow when five rounds in a row, of 30
+steps together or more, would each have been shorter by a tenth of their rest without it; it has recovered when as many
+were not, by half of that. Both are said once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median
+
+from spark_estimator.observe.step_times import Division, Sample, divide
+from spark_estimator.state_machine import StateMachine
+
+#: A rank is slow if the rest of a step is exceeded by this share of it; one that is slow stays so above the half of it.
+SLOW_SHARE = 0.1
+ROUND_STEPS = 10
+ROUND_SECONDS = 1.0
+#: It takes this number of rounds and of steps to be slow, or to have recovered.
+ROUNDS = 5
+STEPS = 30
+
+
+class Cause(Enum):
+    """What is slow, as the message names it."""
+
+    INPUT = "its input"
+    PROCESSOR = "its processor"
+    LINK = "its link"
+
+
+class Pace(Enum):
+    """The state of a rank."""
+
+    EVEN = "It keeps up with the others."
+    LAGGING = "It holds them up, for fewer rounds or steps than it takes to name it."
+    SLOW = "It holds them up, and was named."
+    RECOVERING = "It was named, and keeps up, for fewer rounds or steps than it takes to say so."
+
+
+class Round(Enum):
+    """What a round shows of a rank."""
+
+    BEHIND = "It held up the others."
+    LEVEL = "It did not."
+    LASTING = "What the last rounds have shown has lasted."
+
+
+#: All changes of state that there are.
+TRANSITIONS = {
+    (Pace.EVEN, Round.BEHIND): Pace.LAGGING,
+    (Pace.EVEN, Round.LEVEL): Pace.EVEN,
+    (Pace.LAGGING, Round.BEHIND): Pace.LAGGING,
+    (Pace.LAGGING, Round.LEVEL): Pace.EVEN,
+    (Pace.LAGGING, Round.LASTING): Pace.SLOW,
+    (Pace.SLOW, Round.BEHIND): Pace.SLOW,
+    (Pace.SLOW, Round.LEVEL): Pace.RECOVERING,
+    (Pace.RECOVERING, Round.LEVEL): Pace.RECOVERING,
+    (Pace.RECOVERING, Round.BEHIND): Pace.SLOW,
+    (Pace.RECOVERING, Round.LASTING): Pace.EVEN,
+}
+
+
+@dataclass(frozen=True)
+class Excess:
+    """By how much a rank exceeded the others in a round.
+
+    Attributes:
+        cause: of the larger part of it.
+        seconds: of a step.
+        share: of the rest of the step.
+        waiting: the rank that waits for its data; -1: the cause is no link.
+    """
+
+    cause: Cause
+    seconds: float
+    share: float
+    waiting: int = -1
+
+
+@dataclass(frozen=True)
+class RankRound:
+    """What one rank did in a round, in seconds of a step.
+
+    Attributes:
+        parts: of the step.
+        for_data: it slept in operations until data came.
+        source: the rank whose data that mostly was; -1: none.
+    """
+
+    parts: Division
+    for_data: float = 0.0
+    source: int = -1
+
+    @classmethod
+    def between(cls, before: Sample, after: Sample) -> RankRound | None:
+        """Return what was done between two samples; None: they are of two processes."""
+        parts, steps = divide(before, after), after.steps - before.steps
+        if parts is None or after.for_data < before.for_data or steps <= 0:
+            return None
+        return cls(
+            Division(*(each / steps for each in parts)), (after.for_data - before.for_data) / steps, after.source
+        )
+
+    @property
+    def own(self) -> float:
+        """Return what the rank was busy with itself."""
+        return self.parts.input + self.parts.compute
+
+
+def find_excess(rounds: Mapping[int, RankRound], slow: Iterable[int] = ()) -> dict[int, Excess]:
+    """Return the ranks that held up the others in a round of two ranks or more; `slow`: those that are slow by now."""
+    limits = {rank: SLOW_SHARE / 2 if rank in set(slow) else SLOW_SHARE for rank in rounds}
+    result: dict[int, Excess] = {}
+    for rank, own in rounds.items():
+        others = [each for number, each in rounds.items() if number != rank]
+        seconds = own.own - median(each.own for each in others)
+        inputs = own.parts.input - median(each.parts.input for each in others)
+        share = _compute_share(seconds, own)
+        if share >= limits[rank]:
+            result[rank] = Excess(Cause.INPUT if inputs > seconds / 2 else Cause.PROCESSOR, seconds, share)
+    by_link: dict[int, Excess] = {}
+    for rank, waiting in rounds.items():
+        source, blocked = waiting.source, waiting.parts.peers + waiting.parts.network
+        if source not in rounds or source in result or rank in result:
+            continue  # where a rank is slow itself, its data comes late, too
+        seconds = waiting.for_data - median(each.for_data for number, each in rounds.items() if number != rank)
+        share = _compute_share(min(seconds, blocked), waiting)
+        if share >= limits[source] and (source not in by_link or share > by_link[source].share):
+            by_link[source] = Excess(Cause.LINK, min(seconds, blocked), share, rank)
+    return {**result, **by_link}
+
+
+def _compute_share(seconds: float, own: RankRound) -> float:
+    rest = sum(own.parts) - seconds
+    return seconds / rest if seconds > 0 and rest > 0 else 0.0
+
+
+class _Track:
+    """One rank's pace, and for how long it has been what the last rounds have shown."""
+
+    def __init__(self) -> None:
+        self.pace = StateMachine(Pace.EVEN, TRANSITIONS)
+        self._rounds = self._steps = 0
+
+    def note(self, event: Round, steps: int) -> bool:
+        """Note a round, and return whether the rank is to be named now, or its recovery."""
+        if self.pace.fire(event):
+            self._rounds = self._steps = 0
+        self._rounds, self._steps = self._rounds + 1, self._steps + steps
+        has_lasted = self._rounds >= ROUNDS and self._steps >= STEPS
+        return has_lasted and self.pace.allows(Round.LASTING) and self.pace.fire(Round.LASTING)
+
+
+class StragglerWatch:
+    """Follows one job's samples, of `size` ranks."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._began: dict[int, Sample] = {}
+        self._latest: dict[int, Sample] = {}
+        self._tracks: dict[int, _Track] = {}
+
+    def note(self, rank: int, sample: Sample) -> list[str]:
+        """Note a rank's sample. Return a line for each rank that is slow from now on, or has recovered."""
+        began = self._began.setdefault(rank, sample)
+        if sample.steps < began.steps or sample.at < began.at:  # another process has taken its place
+            self._began[rank] = began = sample
+        if sample.steps - began.steps >= ROUND_STEPS and sample.at - began.at >= ROUND_SECONDS:
+            self._latest[rank] = sample
+        if len(self._latest) < self._size or self._size < 2:
+            return []
+        rounds = {number: RankRound.between(self._began[number], each) for number, each in self._latest.items()}
+        steps = min(each.steps - self._began[number].steps for number, each in self._latest.items())
+        hosts = {number: f"rank {number} (host {each.host})" for number, each in self._latest.items()}
+        self._began, self._latest = self._latest, {}
+        known = {number: each for number, each in rounds.items() if each is not None}
+        return self._judge(known, steps, hosts) if len(known) == self._size else []
+
+    def _judge(self, rounds: Mapping[int, RankRound], steps: int, hosts: Mapping[int, str]) -> list[str]:
+        slow = [rank for rank, track in self._tracks.items() if track.pace.state in (Pace.SLOW, Pace.RECOVERING)]
+        excess, lines = find_excess(rounds, slow), []
+        for rank in rounds:
+            track = self._tracks.setdefault(rank, _Track())
+            if track.note(Round.BEHIND if rank in excess else Round.LEVEL, steps):
+                lines.append(describe(hosts, rank, excess.get(rank)))
+        return lines
+
+
+def describe(hosts: Mapping[int, str], rank: int, excess: Excess | None) -> str:
+    """Return the line about a rank that is slow from now on; None: it has recovered."""
+    if excess is None:
+        return f"{hosts[rank]} keeps up with the other ranks again."
+    milliseconds = f"{excess.seconds * 1000:.3g} ms a step longer"
+    why = {
+        Cause.INPUT: f"it waits {milliseconds} for its input than the others",
+        Cause.PROCESSOR: f"it computes {milliseconds} than the others",
+        Cause.LINK: f"{hosts.get(excess.waiting)} waits {milliseconds} for its data than others do for theirs",
+    }[excess.cause]
+    return f"{hosts[rank]} is slow because of {excess.cause.value}, and each step {excess.share:.0%} longer: {why}."
