@@ -88,6 +88,13 @@ class Host:
         for namespace, device in ((self._namespace, _DEVICE), (self._switch, self._port)):
             _limit(namespace, device, bits_per_second)
 
+    def limit_sending(self, bits_per_second: int) -> None:
+        """Limits the rate at which this host sends; 0: no more."""
+        if bits_per_second:
+            _limit(self._namespace, _DEVICE, bits_per_second)
+        else:
+            _run(self._namespace, "tc", "qdisc", "del", "dev", _DEVICE, "root")
+
     def control_congestion(self, algorithm: str) -> None:
         """Sets TCP's congestion control for connections that open from now on; the kernel must allow its use here.
 

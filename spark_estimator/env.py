@@ -332,7 +332,7 @@ class Settings:
     status_line: bool = _make_field(
         "SPARK_ESTIMATOR_STATUS_LINE", True, _parse_bool, unit="1 or 0",
         effect="0: launchers show no status line while a job runs, and estimators no progress; by default they do on a "
-        "terminal or in a notebook, and estimators print theirs elsewhere",
+        "terminal or in a notebook, and estimators print theirs elsewhere. Nor are slow ranks named",
     )  # fmt: skip
     spool_folder: str = _make_field(
         SPOOL_VARIABLE, "", str, unit="folder",

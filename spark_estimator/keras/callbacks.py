@@ -15,6 +15,7 @@ from spark_estimator.keras.lockstep import begin_together, end_epoch_together
 from spark_estimator.keras.optimizers import build, find_schedule, list_velocities, read_momentum, read_rate, set_rate
 from spark_estimator.keras.starting_state import broadcast_variables, list_training_variables
 from spark_estimator.keras.variables import assign, copy_value
+from spark_estimator.observe.progress import count_step
 
 __all__ = [
     "BestModelCheckpoint",
@@ -99,7 +100,8 @@ class BroadcastGlobalVariablesCallback(HorovodCallback):
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Call `on_batch_end`."""
+        """Call `on_batch_end`, and count the step for the progress reports."""
+        count_step()
         self.on_batch_end(batch, logs)
 
     def _batch_end_is_replaced(self) -> bool:

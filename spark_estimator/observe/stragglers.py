@@ -4,7 +4,7 @@ With synchronous steps all ranks take equally long for one; the slow rank is the
 it is found by what it does itself: its input and computing, against the median of the other ranks. A slow link shows
 elsewhere: the rank behind it waits longer than others for data of the rank before it.
 
-A rank is compared round by round. A round is at least a second and ten steps of every rank, so that a pause in one
+A rank is compared round by round. A round is a report of every rank, with ten steps at least, so that a pause in one
 step, or a burst of another program, makes one round slow and not five. It is slow when five rounds in a row, of 30
 steps together or more, would each have been shorter by a tenth of their rest without it; it has recovered when as many
 were not, by half of that. Both are said once.
@@ -23,7 +23,7 @@ from spark_estimator.state_machine import StateMachine
 #: A rank is slow if the rest of a step is exceeded by this share of it; one that is slow stays so above the half of it.
 SLOW_SHARE = 0.1
 ROUND_STEPS = 10
-ROUND_SECONDS = 1.0
+ROUND_SECONDS = 0.5
 #: It takes this number of rounds and of steps to be slow, or to have recovered.
 ROUNDS = 5
 STEPS = 30

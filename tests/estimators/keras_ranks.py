@@ -10,6 +10,8 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 
+from tests.estimators.histories import drop_times
+
 ROWS, WIDTH = 41, 3
 
 
@@ -265,7 +267,10 @@ def goes_on(rank: int, folder: str) -> list[str]:
         refused.append(str(refusal.value))
     resumed = trained(folder, chancy(), **parameters)
     if rank == 0:
-        assert json.dumps(resumed.history) == json.dumps(whole.history), (resumed.history, whole.history)
+        assert json.dumps(drop_times(resumed.history)) == json.dumps(drop_times(whole.history)), (
+            resumed.history,
+            whole.history,
+        )
         assert alike(opened(resumed).get_weights(), opened(whole).get_weights())
     return refused
 

@@ -14,6 +14,7 @@ from spark_estimator import PreflightError, TorchEstimator, TorchModel
 from spark_estimator.data.fields import Field
 from spark_estimator.estimators.history import History
 from spark_estimator.estimators.keras.history import KerasHistory
+from spark_estimator.estimators.keras.history import to_history as to_keras_history
 
 ENTRIES: list[dict[str, Any]] = [
     {
@@ -63,6 +64,15 @@ def test_a_history_is_a_list_and_a_frame() -> None:
     assert History().to_pandas().empty
     with pytest.raises(TypeError, match="history must be a list with an entry for each epoch"):
         model().setHistory("nothing")  # type: ignore[attr-defined]
+
+
+def test_where_the_time_of_an_epoch_went_has_a_column_for_each_part() -> None:
+    time = {"input": 0.1, "compute": 2.0, "peers": 0.2, "network": 0.3}
+    columns = {f"time_{name}": seconds for name, seconds in time.items()}
+    history = TorchModel(history=[{"epoch": 0, "train": {"loss": 0.5}, "time": time}]).getHistory()
+    assert history.to_rows() == [{"epoch": 0, "train_loss": 0.5, **columns}]
+    of_keras = to_keras_history("history", [{"epoch": 0, "train": {"loss": 0.5}, "time": time}])
+    assert of_keras.to_rows() == [{"epoch": 0, "loss": 0.5, **columns}]
 
 
 def test_horovods_own_histories_are_taken() -> None:

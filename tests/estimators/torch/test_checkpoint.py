@@ -28,6 +28,7 @@ from spark_estimator.spark import SparkBackend
 from spark_estimator.store import HDFSStore, Store
 from spark_estimator.store.digests import make_seal
 from tests.estimators.conftest import linear
+from tests.estimators.histories import drop_times
 from tests.estimators.torch_models import Draws
 from tests.store.hadoop import core_site, stand_in
 
@@ -74,7 +75,7 @@ def test_a_run_goes_on_from_its_checkpoint_to_the_very_same_numbers(
     whole = estimator(
         model=net, optimizer=optimizer, lr_scheduler=scheduler, epochs=4, validation=0.2, random_seed=9
     ).fit(line)
-    assert whole.getHistory() == resumed.getHistory()
+    assert drop_times(whole.getHistory()) == drop_times(resumed.getHistory())
     for name, value in whole.getModel().state_dict().items():
         assert torch.equal(value, resumed.getModel().state_dict()[name]), name
 
@@ -208,7 +209,7 @@ def test_a_store_on_hadoop_s_default_file_system(
     resumed = estimator(model=Dying(), **parameters).fit(line)
     assert sorted(os.listdir(folder)) == ["attempt.json", "checkpoint"]
     whole = estimator(epochs=3).fit(line)
-    assert resumed.getHistory() == whole.getHistory()
+    assert drop_times(resumed.getHistory()) == drop_times(whole.getHistory())
     assert not Path("/user/test/horovod").exists()
 
 
@@ -249,7 +250,7 @@ def test_ranks_killed_or_frozen_in_each_phase_change_nothing(
         max_restarts=2,
     ).fit(line)
     for disturbed in (with_store, without):
-        assert disturbed.getHistory() == undisturbed.getHistory()
+        assert drop_times(disturbed.getHistory()) == drop_times(undisturbed.getHistory())
         values = [value for _, value in disturbed.getModel().named_parameters()]
         for value, other in zip(values, undisturbed.getModel().parameters(), strict=True):
             assert torch.equal(value, other)

@@ -18,6 +18,7 @@ from torch import nn
 
 from spark_estimator.estimators.torch.steps.recipe import StepRecipe
 from spark_estimator.store import Store
+from tests.estimators.histories import drop_times
 from tests.scenarios.estimators.test_torch_resume import ROWS, WIDTH, trained
 from tests.torch.rank_pool import RankPool
 
@@ -43,7 +44,7 @@ def run(folder: str, every: int, **changed: Any) -> Any:
     parts = {"recipe": StepRecipe(validate_every_steps=every), **metrics}
     keep = {"monitor": "validation.auc", "mode": "max", "verbose": 0, "store": None, "checkpoint_steps": None}
     result = trained(folder, parts=parts, **{**keep, **changed})
-    return None if result is None else (json.loads(json.dumps(result.history)), result.state)
+    return None if result is None else (json.loads(json.dumps(drop_times(result.history))), result.state)
 
 
 def test_they_change_no_step(ranks: RankPool, folder: str) -> None:

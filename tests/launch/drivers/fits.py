@@ -64,7 +64,7 @@ def estimator(net=None, **changed):
 
 def description_of(model):
     return {
-        "history": model.getHistory(),
+        "history": [{name: part for name, part in entry.items() if name != "time"} for entry in model.getHistory()],
         "weights": [value.flatten().tolist() for value in model.getModel().state_dict().values()],
     }
 

@@ -79,7 +79,8 @@ def estimator(**changed):
 
 def description_of(model):
     weights = [numpy.asarray(weight).tobytes().hex() for weight in model.getModel().get_weights()]
-    return {"history": model.getHistory(), "weights": weights}
+    history = {name: values for name, values in model.getHistory().items() if not name.startswith("time_")}
+    return {"history": history, "weights": weights}
 
 
 def refusals(frame):

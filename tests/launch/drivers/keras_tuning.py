@@ -71,7 +71,7 @@ def main() -> None:
     tuned.bestModel.write().overwrite().save(f"{folder}/pipeline")
     loaded = PipelineModel.load(f"{folder}/pipeline")
     results["loaded"] = evaluator.evaluate(loaded.transform(frame))
-    results["history"] = sorted(loaded.stages[-1].getHistory())
+    results["history"] = sorted(name for name in loaded.stages[-1].getHistory() if not name.startswith("time_"))
     tuned.write().overwrite().save(f"{folder}/tuned")
     again = CrossValidatorModel.load(f"{folder}/tuned")
     results["again"] = evaluator.evaluate(again.transform(frame))

@@ -129,7 +129,8 @@ def fit(frame, kind, notes, dies):
     trained = estimator.fit(frame)
     weights = [value.tolist() for value in trained.getModel().state_dict().values()]
     places = {path.name: [*map(float, path.read_text().split())] for path in Path(notes).glob("*-*")}
-    return [repr(trained.getHistory()), weights], places
+    history = [{name: part for name, part in entry.items() if name != "time"} for entry in trained.getHistory()]
+    return [repr(history), weights], places
 
 
 def find_gaps(times):

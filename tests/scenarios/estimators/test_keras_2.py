@@ -19,6 +19,7 @@ import tf_keras
 
 import spark_estimator.keras as hvd
 from spark_estimator import DataError, KerasEstimator, KerasModel
+from tests.estimators.histories import drop_times
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +54,7 @@ def test_fit_transform_and_load(spark: SparkSession, tmp_path: Path) -> None:
     )
     fitted = estimator.fit(df)
     history = fitted.getHistory()
-    assert list(history) == ["loss", "mae", "val_loss", "val_mae", "lr"]
+    assert list(drop_times(history)) == ["loss", "mae", "val_loss", "val_mae", "lr"]
     assert history["loss"][-1] < 0.5 * history["loss"][0]
     assert history["lr"][1:] == pytest.approx([0.1] * 5)  # that of both ranks, as in Horovod
     model = fitted.getModel()
@@ -94,7 +95,7 @@ def test_a_lost_rank_is_replaced(spark: SparkSession, tmp_path: Path, capfd: pyt
         fitted = KerasEstimator(**settings, max_restarts=1).fit(files)
     assert Path(marker).exists() and "spark_estimator: lost rank 1 (host " in capfd.readouterr().err
     undisturbed = KerasEstimator(**settings).fit(files)
-    assert fitted.getHistory() == undisturbed.getHistory()
+    assert drop_times(fitted.getHistory()) == drop_times(undisturbed.getHistory())
     for weight, other in zip(fitted.getModel().get_weights(), undisturbed.getModel().get_weights(), strict=True):
         assert numpy.array_equal(weight, other)
 

@@ -27,6 +27,7 @@ from spark_estimator.launch.elastic.job_entry import run_elastic_local
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.store import Store
 from tests.estimators import keras_ranks
+from tests.estimators.histories import drop_times
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(300)
@@ -130,7 +131,7 @@ def keras_numbers(folder: str, killing: Killing, changed: dict[str, Any]) -> Any
         return None
     model = keras_ranks.opened(result)
     variables = [*model.get_weights(), *(keras.ops.convert_to_numpy(each) for each in model.optimizer.variables)]
-    return json.dumps(result.history), [numpy.asarray(value).tobytes() for value in variables]
+    return json.dumps(drop_times(result.history)), [numpy.asarray(value).tobytes() for value in variables]
 
 
 @pytest.fixture(
@@ -240,7 +241,7 @@ def lightning_numbers(folder: str, killing: Killing, changed: dict[str, Any]) ->
     if result is None:
         return None
     state = torch.load(io.BytesIO(result.state), weights_only=True)
-    return json.dumps(result.history), {name: value.numpy().tobytes() for name, value in state.items()}
+    return json.dumps(drop_times(result.history)), {name: value.numpy().tobytes() for name, value in state.items()}
 
 
 @pytest.fixture
