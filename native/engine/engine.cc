@@ -302,8 +302,8 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
     *text = group_.DescribeWaits();
     return Status::Ok();
   }
-  return Status(SE_INVALID_ARGUMENT,
-                "there is no description of '" + what + "'; ask for flight_recorder, algorithms, gpu, running or waits");
+  return Status(SE_INVALID_ARGUMENT, "there is no description of '" + what +
+                                         "'; ask for flight_recorder, algorithms, gpu, running or waits");
 }
 
 Status Engine::OrderRing(std::vector<int> ranks, bool halves_in_ring) {

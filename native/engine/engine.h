@@ -123,7 +123,7 @@ class Engine {
   Counters counters_;
   FlightRecorder recorder_;
   Timeline timeline_;
-  DriveTurn turn_;  // guarded by requests_.lock(), as are the two below
+  DriveTurn turn_;       // guarded by requests_.lock(), as are the two below
   int num_waiting_ = 0;  // callers
   Time waiting_since_{};
   RequestTable requests_;

@@ -130,12 +130,15 @@ def find_excess(rounds: Mapping[int, RankRound], slow: Iterable[int] = ()) -> di
     by_link: dict[int, Excess] = {}
     for rank, waiting in rounds.items():
         source, blocked = waiting.source, waiting.parts.peers + waiting.parts.network
-        if source not in rounds or source in result or rank in result:
-            continue  # where a rank is slow itself, its data comes late, too
-        seconds = waiting.for_data - median(each.for_data for number, each in rounds.items() if number != rank)
-        share = _compute_share(min(seconds, blocked), waiting)
-        if share >= limits[source] and (source not in by_link or share > by_link[source].share):
-            by_link[source] = Excess(Cause.LINK, min(seconds, blocked), share, rank)
+        if source not in rounds:
+            continue
+        others = median(each.for_data for number, each in rounds.items() if number != rank)
+        seconds = min(waiting.for_data - others, blocked)
+        # Of a rank that is slow itself the data comes late, too, and one that is slow finds it late.
+        known = max(result[each].seconds if each in result else 0.0 for each in (source, rank))
+        share = _compute_share(seconds, waiting)
+        if share >= limits[source] and seconds > max(known, by_link[source].seconds if source in by_link else 0.0):
+            by_link[source] = Excess(Cause.LINK, seconds, share, rank)
     return {**result, **by_link}
 
 

@@ -199,6 +199,7 @@ PROGRAMS = (
         prints(r".*allreduce 'allreduce\.gradient' has waited \d s for rank 1, which did not", r".*time\.sleep\(8\)"),
         slow=True,
     ),
+    Program("docs/how-to/why-is-it-slow.md", (1,), prints("100$"), slow=True),
     Program("docs/how-to/timeline.md", (0,), prints(r"\['t\.json', 't\.rank1\.json'\]"), slow=True),
     Program("docs/how-to/logging-and-mlflow.md", (0,), prints(r"\[0\] epoch 3: loss 0\.41"), slow=True),
     Program(

@@ -49,9 +49,17 @@ def make_round(*parts: float, for_data: float = 0.0, source: int = -1) -> RankRo
         (
             [
                 make_round(0.01, 0.10, 0.0, 0.01, for_data=0.0, source=1),
-                make_round(0.01, 0.07, 0.01, 0.03, for_data=0.03, source=0),
+                make_round(0.01, 0.07, 0.01, 0.03, for_data=0.02, source=0),
             ],
             {0: (Cause.PROCESSOR, -1)},
+        ),
+        # A slow link is worse than what its rank computes more.
+        (
+            [
+                make_round(0.01, 0.09, 0.02, 0.01, for_data=0.01, source=1),
+                make_round(0.01, 0.07, 0.0, 0.05, for_data=0.05, source=0),
+            ],
+            {0: (Cause.LINK, 1)},
         ),
         # It ran beside computing, and nobody waited.
         ([make_round(0.01, 0.09, 0, 0, for_data=0.05, source=1), make_round(0.01, 0.09, 0, 0, source=0)], {}),

@@ -299,9 +299,9 @@ SE_API const char* se_counter_names(void);
 
 /* The engine's state as text: "flight_recorder" (the last 1,000 ops, one a line, newest last), "algorithms" (the
  * one for each size), "gpu" (how GPU tensors are sent, and why; empty before the first), "running" (the operation
- * that runs and the ranks that it waits for; empty when it waits for none) or "waits" (for each rank whose data this one
- * has slept for in operations, a line with the rank and the nanoseconds). Copies up to `capacity` bytes with a closing
- * NUL; *bytes gets the length that the whole text has. */
+ * that runs and the ranks that it waits for; empty when it waits for none) or "waits" (for each rank whose data this
+ * one has slept for in operations, a line with the rank and the nanoseconds). Copies up to `capacity` bytes with a
+ * closing NUL; *bytes gets the length that the whole text has. */
 SE_API int32_t se_describe(se_engine* engine, const char* what, char* text, int64_t capacity, int64_t* bytes);
 
 /* Starts writing a Chrome trace of this rank's ops to `path` (created or overwritten); SE_INVALID_ARGUMENT when one is
