@@ -132,8 +132,8 @@ def find_excess(rounds: Mapping[int, RankRound], slow: Iterable[int] = ()) -> di
         source, blocked = waiting.source, waiting.parts.peers + waiting.parts.network
         if source not in rounds:
             continue
-        others = median(each.for_data for number, each in rounds.items() if number != rank)
-        seconds = min(waiting.for_data - others, blocked)
+        usual = median(each.for_data for number, each in rounds.items() if number != rank)
+        seconds = min(waiting.for_data - usual, blocked)
         # Of a rank that is slow itself the data comes late, too, and one that is slow finds it late.
         known = max(result[each].seconds if each in result else 0.0 for each in (source, rank))
         share = _compute_share(seconds, waiting)
