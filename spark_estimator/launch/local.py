@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from spark_estimator._native import require_engine
 from spark_estimator.collectives.rendezvous import PeerFacts, Rendezvous, make_job_id, make_key
-from spark_estimator.env import Settings
 from spark_estimator.errors import JobFailedError
 from spark_estimator.launch.job.attempts import Attempt, run_attempts
 from spark_estimator.launch.job.environment import decide_host_threads, make_worker_environment
@@ -23,10 +21,10 @@ from spark_estimator.launch.job.monitor import EventDisplay, JobMonitor, put_fin
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Outcome
 from spark_estimator.launch.job.pickling import load_values
+from spark_estimator.launch.job.rank_files import DriverFiles
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.worker.worker_host import LocalWorkerHandle, WorkerHandle, WorkerHandles
-from spark_estimator.observe import timeline
-from spark_estimator.observe.driver_log import ShowLine, announce, print_line
+from spark_estimator.observe.driver_log import ShowLine, print_line
 from spark_estimator.observe.status_line import StatusLine
 from spark_estimator.observe.stragglers import StragglerWatch
 from spark_estimator.observe.training_records import TakeRecord
@@ -67,24 +65,6 @@ def run_local(function: Callable[..., Any], size: int, options: JobOptions = _DE
     return load_values([outcomes[rank].pickled for rank in job.result_ranks], job.function)
 
 
-@contextlib.contextmanager
-def _merge_timelines(job: JobSpec) -> Iterator[None]:
-    """Merge the ranks' timelines after the job into one file where HOROVOD_TIMELINE names it, as Horovod does."""
-    variables = {**os.environ, **job.environment}
-    path = timeline.get_path_at_init(variables.get("HOROVOD_TIMELINE", "").strip())
-    before = {} if path is None else timeline.snapshot_files(path)
-    try:
-        yield
-    finally:
-        if path is not None:
-            try:
-                problem = timeline.join(path, job.size, before, keep=Settings.read(variables).timeline_rank_files)
-            except (OSError, ValueError) as error:
-                problem = f"the timelines of the ranks were not merged: {error}"
-            if problem:
-                announce(problem)
-
-
 def run_job(
     job: JobSpec,
     make_workers: WorkerHandles | None = None,
@@ -103,15 +83,19 @@ def run_job(
         cancel: ends all at once, after stopping has not.
         attempt: raises when its time is over.
     """
-    with _merge_timelines(job) if make_workers is None else contextlib.nullcontext():
-        return _run_job(job, make_workers, show_line, take_record, gentle, cancel, attempt)
+    status = StatusLine.open_on_screen(job.size) if job.progress else None
+    stragglers = StragglerWatch(job.size) if job.progress else None
+    with DriverFiles(job) as files:
+        display = EventDisplay(
+            show_line, take_record=take_record, take_file=files.take, status=status, stragglers=stragglers
+        )
+        return _run_job(job, make_workers, display, gentle, cancel, attempt)
 
 
 def _run_job(
     job: JobSpec,
     make_workers: WorkerHandles | None,
-    show_line: ShowLine,
-    take_record: TakeRecord | None,
+    display: EventDisplay,
     gentle: timedelta,
     cancel: Callable[[], None] | None,
     attempt: Attempt,
@@ -123,9 +107,6 @@ def _run_job(
         for worker in workers:
             worker.stop(reason)
 
-    status = StatusLine.open_on_screen(job.size) if job.progress else None
-    stragglers = StragglerWatch(job.size) if job.progress else None
-    display = EventDisplay(show_line, take_record=take_record, status=status, stragglers=stragglers)
     watch = JobMonitor(stop=stop, cancel=cancel, display=display, size=job.size)
     watch.clock = lambda: attempt.enforce_timeout(job.function, job.size, display.begun)
     relay = EventRelay(display.events)

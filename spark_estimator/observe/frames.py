@@ -17,6 +17,7 @@ BEGUN = "begun"  # rank, host, pid: user code begins
 LINE = "line"  # rank, stream, text
 LOG = "log"  # rank, text: from log_to_driver
 RECORD = "record"  # rank, record: of an estimator's training
+FILE = "file"  # rank, name, piece: of a rank's file; an empty piece ends it
 PROGRESS = "progress"  # rank, report: fields of its `Progress`; at most one a second
 FAILURE = "failure"  # report: fields of a failure report
 BYE = "bye"  # the supervisor's work is done
@@ -37,6 +38,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     LINE: {"rank": int, "stream": str, "text": str},
     LOG: {"rank": int, "text": str},
     RECORD: {"rank": int, "record": dict},
+    FILE: {"rank": int, "name": str, "piece": str},
     PROGRESS: {"rank": int, "report": dict},
     FAILURE: {"report": dict},
     BYE: {},

@@ -2,9 +2,9 @@
 
 The engine writes a Chrome trace of its rank's ops. Horovod has one file, written by rank 0; here every rank has its
 own, because what a rank waited for only that rank knows: ``timeline.json`` is rank 0's, ``timeline.rank1.json`` rank
-1's, ``timeline.set2.rank1.json`` rank 1's in process set 2. When a job on one host has ended, its launcher merges the
-files that HOROVOD_TIMELINE asked for into ``timeline.json``; ``python -m spark_estimator timeline merge`` does so for
-others.
+1's, ``timeline.set2.rank1.json`` rank 1's in process set 2. When a job has ended, its driver has got the files that
+HOROVOD_TIMELINE asked for (``launch/job/rank_files``), and merges them into ``timeline.json``; ``python -m
+spark_estimator timeline merge`` does so for others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from spark_estimator.security.shared_folders import refuse_foreign
 DYNAMIC = "DYNAMIC"
 
 # Larger traces are not merged when a job ends: it would take more than half a minute.
-_MOST_JOINED_BYTES = 200 << 20
+MOST_JOINED_BYTES = 200 << 20
 
 
 class _Engine(Protocol):
@@ -79,45 +79,55 @@ def stop(engine: _Engine) -> None:
     engine.stop_timeline()
 
 
-def snapshot_files(path: str | os.PathLike[str]) -> dict[Path, tuple[int, int, int]]:
-    """Return the existing files of a timeline, and what changes when one is written: for `join`."""
-    return {file: _get_state(file) for file in _find_files(Path(path))}
+def snapshot_files(path: Path) -> dict[Path, tuple[int, int, int]]:
+    """Return the existing files of a timeline, and what changes when one is written: for `find_written`."""
+    return {file: _get_state(file) for file in _find_files(path)}
 
 
-def join(
-    path: str | os.PathLike[str], size: int, before: Mapping[Path, tuple[int, int, int]], *, keep: bool = False
-) -> str:
-    """Merge the files of a job that has ended into the user's file. Return why not, if there was something to merge.
+def find_written(path: Path, rank: int, before: Mapping[Path, tuple[int, int, int]]) -> list[Path]:
+    """Return the files that a rank has written. Files that are as in `before` are another job's."""
+    files = [file for file in _find_files(path) if find_rank(path, file.name) == rank]
+    return [file for file in files if _get_state(file) != before.get(file)]
 
-    Files that are as in `before` are another job's. Kept files are beside it, rank 0's as ``timeline.rank0.json``.
+
+def find_rank(path: Path, name: str) -> int | None:
+    """Return the rank whose file of the timeline `path` has this name; None: it is no such file."""
+    match = re.fullmatch(rf"{re.escape(path.stem)}(?:\.set\d+)?(?:\.rank(\d+))?{re.escape(path.suffix)}", name)
+    return None if match is None else int(match[1] or 0)
+
+
+def make_kept_path(path: Path, name: str) -> Path:
+    """Return where the driver keeps a rank's file of this name: rank 0's as ``timeline.rank0.json``."""
+    return path.with_name(name if name != path.name else f"{path.stem}.rank0{path.suffix}")
+
+
+def join(path: Path, files: Sequence[Path], *, keep: bool = False) -> str:
+    """Merge the files of a job's ranks into the user's file. Return what is missing in it, or why there is none.
+
+    Args:
+        keep: the files stay beside it. Where they can't be merged, they do so in any case.
     """
-    target = Path(path)
-    written = {file: rank for file, rank in _find_files(target).items() if _get_state(file) != before.get(file)}
-    files = [file for file, rank in written.items() if rank < size and file != target]
-    if not files or target not in written:
+    advice = f"merge them with: python -m spark_estimator timeline merge OUT.json {' '.join(map(str, files[:2]))} ..."
+    if sum(file.stat().st_size for file in files) > MOST_JOINED_BYTES:
+        return f"the timelines of the ranks are large and were not merged; {advice}"
+    if path.is_file():  # of an earlier job: one of its ranks' would not be overwritten
+        path.unlink()
+    if len(files) == 1:
+        os.replace(files[0], path)
         return ""
-    advice = f"merge them with: python -m spark_estimator timeline merge OUT.json {target} ..."
-    if sum(file.stat().st_size for file in [target, *files]) > _MOST_JOINED_BYTES:
-        return f"{target} and the other ranks' timelines are large and were not merged; {advice}"
-    first = target.with_name(f"{target.stem}.rank0{target.suffix}")
-    os.replace(target, first)
     try:
-        merge(target, [first, *files])
-    except BaseException as error:
-        os.replace(first, target)
-        if not isinstance(error, TraceError):
-            raise
+        notes = merge(path, files)
+    except TraceError as error:
         return f"the timelines of the ranks were not merged: {error} Later, {advice}"
-    for file in [] if keep else [first, *files]:
+    for file in [] if keep else files:
         file.unlink()
-    return ""
+    return "; ".join(f"{path}: {note}" for note in notes if note.startswith("missing"))
 
 
-def _find_files(target: Path) -> dict[Path, int]:
-    """Return the existing files of all ranks, with their ranks, in the order of their names."""
-    pattern = re.compile(rf"{re.escape(target.stem)}(?:\.set\d+)?(?:\.rank(\d+))?{re.escape(target.suffix)}")
-    matches = ((file, pattern.fullmatch(file.name)) for file in sorted(target.parent.glob("*")))
-    return {file: int(match[1] or 0) for file, match in matches if match is not None and file.is_file()}
+def _find_files(path: Path) -> list[Path]:
+    """Return the existing files of all ranks, in the order of their names."""
+    files = (file for file in sorted(path.parent.glob("*")) if find_rank(path, file.name) is not None)
+    return [file for file in files if file.is_file()]
 
 
 def _get_state(file: Path) -> tuple[int, int, int]:

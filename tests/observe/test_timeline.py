@@ -102,26 +102,26 @@ def test_a_job_on_one_host_ends_with_one_file(tmp_path: Path, monkeypatch: pytes
 
 def test_a_clock_that_is_put_back_during_the_job_leaves_no_file_out(tmp_path: Path) -> None:
     path, other = tmp_path / "t.json", tmp_path / "t.rank1.json"
-    stale = tmp_path / "t.rank2.json"
-    for file in (path, stale):
+    for file in (path, tmp_path / "t.set1.rank1.json"):
         file.write_text("of an earlier job")
     before = timeline.snapshot_files(path)
     for file in (path, other):
         file.write_text("no trace")
         os.utime(file, (1, 1))
-    assert "were not merged" in timeline.join(path, 3, before), "they are no traces, but this job's"
-    assert stale.read_text() == "of an earlier job"
+    assert timeline.find_written(path, 0, before) == [path]
+    assert timeline.find_written(path, 1, before) == [other]
 
 
-def test_files_that_are_not_merged_stay(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    assert timeline.join(path, 2, {}) == "", "there are none"
-    path.write_text("[")
-    assert timeline.join(path, 2, {}) == "", "there is one"
-    (tmp_path / "t.rank1.json").write_text("no trace")
-    assert "were not merged" in timeline.join(path, 2, {})
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["t.json", "t.rank1.json"]
-    assert path.read_text() == "["
+def test_files_that_are_not_merged_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, first, other = tmp_path / "t.json", tmp_path / "t.rank0.json", tmp_path / "t.rank1.json"
+    for file in (path, first, other):
+        file.write_text("no trace")
+    assert "were not merged" in timeline.join(path, [first, other])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["t.rank0.json", "t.rank1.json"]
+    monkeypatch.setattr(timeline, "MOST_JOINED_BYTES", 10)
+    assert "are large and were not merged" in timeline.join(path, [first, other])
+    assert timeline.join(path, [first]) == "", "the only one"
+    assert path.read_text() == "no trace"
 
 
 @pytest.mark.parametrize("arguments", [[], ["merge"], ["merge", "out.json"], ["split", "a", "b"]])

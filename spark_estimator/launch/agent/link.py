@@ -36,6 +36,7 @@ BEGUN = b"b"  # JSON {process, rank, pid}: user code begins
 LINE = b"l"  # JSON {process, rank, stream, text}
 PROGRESS = b"g"  # JSON {process, rank, report}: its progress
 RECORD = b"e"  # JSON {process, rank, record}: of an estimator's training
+FILE = b"d"  # JSON {process, rank, name, piece}: of a rank's file; an empty piece ends it
 MESSAGE = b"m"  # JSON {process, rank, text}: from log_to_driver
 FAILURE = b"f"  # JSON {process, report}
 VALUE = b"v"  # process, bytes of its value
@@ -86,6 +87,11 @@ class AgentLink:
         self._broken = False
         self._writer = ReaderThread(self._write, self._end_writing, name="host link")
         self._writer.start()
+
+    @property
+    def usable(self) -> bool:
+        """Return whether the other end still listens."""
+        return not self._broken
 
     def send(self, letter: bytes, content: bytes = b"") -> None:
         """Queue a frame, in order. Wait while too much is queued; do nothing if the other end has disconnected."""

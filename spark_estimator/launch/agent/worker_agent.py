@@ -257,5 +257,9 @@ class _Process:
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
         self._link.send_json(frames.RECORD, process=self._number, rank=rank, record=dict(record))
 
+    def pass_file(self, rank: int, name: str, piece: str) -> bool:
+        self._link.send_json(frames.FILE, process=self._number, rank=rank, name=name, piece=piece)
+        return self._link.usable
+
     def note_failure(self, report: FailureReport) -> None:
         self._link.send_json(frames.FAILURE, process=self._number, report=report.to_dict())

@@ -152,6 +152,8 @@ class RemoteWorkerHandle:
             self._relay.note_progress(int(fields["rank"]), Progress.from_dict(fields["report"]))
         elif letter == frames.RECORD:
             self._relay.record(int(fields["rank"]), dict(fields["record"]))
+        elif letter == frames.FILE:
+            self._relay.pass_file(int(fields["rank"]), str(fields["name"]), str(fields["piece"]))
         elif letter == frames.FAILURE:
             self._fail(FailureReport.from_dict(fields["report"]))
         elif letter == frames.OUTCOME:

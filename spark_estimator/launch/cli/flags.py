@@ -79,6 +79,8 @@ def to_environment(options: argparse.Namespace) -> dict[str, str]:
         "HOROVOD_THREAD_AFFINITY": options.thread_affinity,
         "HOROVOD_TIMELINE": options.timeline_filename,
         "HOROVOD_TIMELINE_MARK_CYCLES": options.timeline_mark_cycles,
+        "SPARK_ESTIMATOR_PROFILE": options.profile,
+        "SPARK_ESTIMATOR_PROFILE_FOLDER": options.profile_folder,
         "HOROVOD_STALL_CHECK_DISABLE": None if options.stall_check is None else not options.stall_check,
         "HOROVOD_STALL_CHECK_TIME_SECONDS": options.stall_check_warning_time_seconds,
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": options.stall_check_shutdown_time_seconds,
@@ -269,6 +271,12 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
         default=None,
         help="do not mark it (default)",
     )
+    add(
+        "--profile",
+        metavar="RANKS:FIRST-LAST",
+        help="run PyTorch's profiler on these ranks for these steps: 0:10-13; traces come to --profile-folder",
+    )
+    add("--profile-folder", metavar="DIR", help="where this host keeps the traces of --profile (default: here)")
     add("--stall-check", dest="stall_check", action="store_true", default=None, help="on by default")
     add("--no-stall-check", dest="stall_check", action="store_false", default=None, help="disable the stall warning")
     add(

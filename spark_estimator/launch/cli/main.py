@@ -39,6 +39,7 @@ from spark_estimator.launch.ssh.job import run_elastic_on_hosts, run_on_hosts
 from spark_estimator.launch.ssh.where import Where, find_hosts
 from spark_estimator.launch.worker.child_process import keep_standard_descriptors
 from spark_estimator.observe.driver_log import announce
+from spark_estimator.observe.profiling import check_ranks
 from spark_estimator.observe.status_line import wants_progress
 from spark_estimator.posix import IS_WINDOWS
 
@@ -111,7 +112,8 @@ def run_command(
         # With several hosts, each host computes its own share of cores.
         for_workers = variables if hosts else make_worker_environment(os.environ, variables, decide_host_threads(size))
         encrypted = requires_encryption()
-    except (ValueError, EncryptionUnavailableError) as error:
+        check_ranks({**os.environ, **environment}, size)
+    except (ValueError, EncryptionUnavailableError, PreflightError) as error:
         _report(str(error))
         return 1
     job = JobSpec(

@@ -31,6 +31,7 @@ from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.interruption import raise_lost_interruption, remember_interruption
 from spark_estimator.launch.job.monitor import EventDisplay
 from spark_estimator.launch.job.outcome import Outcome
+from spark_estimator.launch.job.rank_files import DriverFiles
 from spark_estimator.observe.status_line import StatusLine
 from spark_estimator.observe.stragglers import StragglerWatch
 from spark_estimator.observe.training_records import TakeRecord
@@ -118,6 +119,7 @@ class ElasticJob:
         make: makes the handles of its workers.
         discovery: reports the hosts when they change; None: they never do.
         terms, show_line, report, gentle, poll, following: as in ``job_entry.run_elastic``.
+        files: takes the ranks' files.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class ElasticJob:
         *,
         encrypted: bool = False,
         following: Following = _PLAIN,
+        files: DriverFiles | None = None,
     ) -> None:
         self._following = following
         self._poll = poll
@@ -142,7 +145,12 @@ class ElasticJob:
         self._print = report
         self._gentle = gentle
         self._planner = RoundPlanner(terms, room=placement.room)
-        self._display = EventDisplay(show_line, take_record=following.take_record, status=following.status)
+        self._display = EventDisplay(
+            show_line,
+            take_record=following.take_record,
+            take_file=None if files is None else files.take,
+            status=following.status,
+        )
         self._processes = Processes(placement, make, self._display.events, encrypted=encrypted)
         self._ends = ProcessEnds()
         self._over = False

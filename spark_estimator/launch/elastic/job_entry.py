@@ -21,6 +21,7 @@ from spark_estimator.launch.job.hosts import Host
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.outcome import Outcome, Relay
 from spark_estimator.launch.job.pickling import load_values
+from spark_estimator.launch.job.rank_files import DriverFiles
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.worker.worker_host import LocalWorkerHandle, WorkerHandle
 from spark_estimator.observe.driver_log import ShowLine, announce, print_line
@@ -97,18 +98,20 @@ def run_elastic(
         return LocalWorkerHandle(job, relay, gentle=gentle, link=link)
 
     placement = Placement(hosts or [Host("", terms.size + terms.standby)], cooldown) if placement is None else placement
-    return ElasticJob(
-        terms,
-        show_line,
-        report,
-        gentle,
-        placement,
-        make or make_local_worker,
-        discovery,
-        poll,
-        encrypted=job.encrypted,
-        following=following,
-    ).run()
+    with DriverFiles(job) as files:
+        return ElasticJob(
+            terms,
+            show_line,
+            report,
+            gentle,
+            placement,
+            make or make_local_worker,
+            discovery,
+            poll,
+            encrypted=job.encrypted,
+            following=following,
+            files=files,
+        ).run()
 
 
 def mark_elastic(job: JobSpec, *, progress: bool = False) -> JobSpec:

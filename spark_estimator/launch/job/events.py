@@ -66,6 +66,15 @@ class RecordReceived:
 
 
 @dataclass(frozen=True)
+class FilePiece:
+    """A piece of a rank's file, as `rank_files` packs it; empty: the file is complete."""
+
+    rank: int
+    name: str
+    content: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """A rank has failed."""
 
@@ -113,6 +122,7 @@ Event = (
     | LauncherMessage
     | ProgressReported
     | RecordReceived
+    | FilePiece
     | Failed
     | FrameReceived
     | Ended
@@ -155,6 +165,8 @@ def _size_of(event: Event) -> int:
         return len(event.text)
     if isinstance(event, Failed):
         return len(event.report.message) + len(event.report.traceback) + len(event.report.log_tail)
+    if isinstance(event, FilePiece):
+        return len(event.content)
     if isinstance(event, FrameReceived):
         return sum(len(str(value)) for value in event.frame.values())
     return 0
@@ -180,6 +192,10 @@ class EventRelay:
 
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
         self._events.put(RecordReceived(rank, record))
+
+    def pass_file(self, rank: int, name: str, piece: str) -> bool:
+        self._events.put(FilePiece(rank, name, piece))
+        return True
 
     def note_failure(self, report: FailureReport) -> None:
         self._events.put(Failed(report))

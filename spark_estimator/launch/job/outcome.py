@@ -30,6 +30,9 @@ class Relay(Protocol):
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
         """Pass on a record of an estimator's training."""
 
+    def pass_file(self, rank: int, name: str, piece: str) -> bool:
+        """Pass on a piece of a file, after the worker's end; waits for room. Return whether the driver may get it."""
+
     def note_failure(self, report: FailureReport) -> None:
         """Note that the rank has failed; it may not have ended yet."""
 

@@ -23,6 +23,7 @@ from spark_estimator.launch.job.gpus import Pinning, TaskGpus, pin_gpus
 from spark_estimator.launch.job.options import MAX_RESULT_BYTES, JobOptions
 from spark_estimator.launch.job.pickling import describe_function, dump_function
 from spark_estimator.launch.job.versions import read_own_versions
+from spark_estimator.observe.profiling import check_ranks
 from spark_estimator.observe.status_line import wants_progress
 from spark_estimator.peer_json import parse_object
 from spark_estimator.security.encryption import Policy, check_encryption
@@ -105,7 +106,9 @@ class JobSpec:
         Raises:
             TypeError: as `check_call`.
             PicklingError: the function or an argument can't be pickled.
+            PreflightError: a rank is to be profiled that the job does not have.
         """
+        check_ranks({**os.environ, **options.variables}, size)
         payload = dump_function(function, options.args, options.kwargs or {})
         return cls(
             job_id=make_job_id(),

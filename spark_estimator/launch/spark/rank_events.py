@@ -12,6 +12,7 @@ from spark_estimator.launch.job.events import (
     Begun,
     Event,
     Failed,
+    FilePiece,
     LauncherMessage,
     Lines,
     Message,
@@ -50,6 +51,8 @@ class RankEvents:
             return ProgressReported(frame["rank"], Progress.from_dict(frame["report"]))
         if kind == frames.RECORD:
             return RecordReceived(frame["rank"], frame["record"])
+        if kind == frames.FILE:
+            return FilePiece(frame["rank"], frame["name"], frame["piece"])
         if kind in (frames.PLACED, frames.BEGUN):
             self.placed[partition] = dict(frame)
             return Begun(frame["rank"], frame["pid"]) if kind == frames.BEGUN else None

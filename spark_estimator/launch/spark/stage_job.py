@@ -31,6 +31,7 @@ from spark_estimator.launch.job.failures import find_first_failure, find_marked,
 from spark_estimator.launch.job.monitor import EventDisplay, JobMonitor
 from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.job.pickling import load_values
+from spark_estimator.launch.job.rank_files import DriverFiles
 from spark_estimator.launch.job.results import SCHEMA, ResultRow, read_manifests, verify_values
 from spark_estimator.launch.job.spec import JobSpec
 from spark_estimator.launch.log_relay.without_channel import LateLines
@@ -138,8 +139,10 @@ class _Run:
         self._tag = JobTag(spark, f"spark_estimator-{job.job_id}")
         self._outcome: list[ResultRow] | BaseException | None = None  # of the Spark job; None until it has ended
         self._state = StateMachine(RunState.RUNNING, TRANSITIONS)
+        self._files = DriverFiles(job)
         self._display = EventDisplay(
             show_line=options.show_line or print_line,
+            take_file=self._files.take,
             show_begun=self._announce_begin if options.verbose >= 2 else None,
             take_record=options.take_record,
         )
@@ -184,8 +187,8 @@ class _Run:
         """Run the stage to its end. Return its rows when every rank ended well."""
         thread = None
         try:
-            channel = self._channel.address
-            with pack_parcels(self._spark, replace(self._job, channel=channel), self._feed) as (job, parcels):
+            sent_job = replace(self._job, channel=self._channel.address)
+            with self._files, pack_parcels(self._spark, sent_job, self._feed) as (job, parcels):
                 frame = self._make_frame(StageTask(job, parcels, self._barrier))
                 thread = make_session_thread(self._spark, lambda: self._collect(frame))
                 thread.start()

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from spark_estimator.collectives.rendezvous import host_id
@@ -16,6 +17,9 @@ from spark_estimator.launch.job.spec import JobSpec, TaskFacts
 from spark_estimator.launch.log_relay.without_channel import UnsentLines
 from spark_estimator.observe import channel, frames
 from spark_estimator.observe.progress import Progress
+
+# How long the driver may take to read a piece of a file.
+_FILE_PATIENCE = timedelta(seconds=30)
 
 
 class TaskRelay:
@@ -118,6 +122,13 @@ class TaskRelay:
     def record(self, rank: int, record: Mapping[str, Any]) -> None:
         """Pass on a record of an estimator's training; it is dropped where the driver does not listen."""
         self._send(frames.RECORD, rank=rank, record=dict(record))
+
+    def pass_file(self, rank: int, name: str, piece: str) -> bool:
+        """Pass on a piece of a file; wait until the kernel has it, so that this process's memory has one at most."""
+        if not self._send(frames.FILE, rank=rank, name=name, piece=piece):
+            return False
+        assert self._channel is not None
+        return self._channel.flush(_FILE_PATIENCE)
 
     def note_failure(self, report: FailureReport) -> None:
         sent = self._send(frames.FAILURE, report=report.to_dict())

@@ -18,6 +18,7 @@ from datetime import timedelta
 from spark_estimator.collectives.rendezvous import Endpoint
 from spark_estimator.env import Settings
 from spark_estimator.launch.job.outcome import Outcome, Relay
+from spark_estimator.launch.job.rank_files import RankFiles
 from spark_estimator.launch.job.spec import JobSpec, WorkerSpec
 from spark_estimator.launch.log_relay.worker_output import STREAMS, WorkerIdentity, WorkerOutput
 from spark_estimator.launch.worker import child_process
@@ -70,6 +71,7 @@ class _Worker:
     process: WorkerProcess
     output: WorkerOutput
     report: WorkerReport
+    files: RankFiles
 
 
 class Supervisor:
@@ -127,7 +129,7 @@ class Supervisor:
         environ = {**self._job.environment_if_unset, **os.environ, **self._job.environment}
         output = WorkerOutput(process.stdout, process.stderr, self._identity, self._relay, environ)
         report = WorkerReport(self._job, self._identity, self._state, output, self._relay, memory_before)
-        self._worker = _Worker(process, output, report)
+        self._worker = _Worker(process, output, report, RankFiles(environ, process.mark))
         self._state.fire(WorkerEvent.START)
 
     def run(self, spec: WorkerSpec, payload: bytes) -> Outcome:
@@ -164,6 +166,7 @@ class Supervisor:
             finally:
                 exit_code, peak_bytes = process.reap()
         worker.output.flush()
+        worker.files.send(self._identity.rank, self._identity.host, self._relay)
         outcome = worker.report.conclude(exit_code, peak_bytes)
         self._state.fire(WorkerEvent.END)
         return outcome

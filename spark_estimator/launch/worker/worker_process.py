@@ -47,6 +47,7 @@ class WorkerProcess:
         stdin, stdout, stderr: of the worker; they do not block.
         result: where the worker writes its frames.
         progress: where it writes how far it is; None: the job doesn't ask.
+        mark: in its environment, and in that of what it starts.
 
     Raises:
         OSError: the process can't be started.
@@ -56,7 +57,7 @@ class WorkerProcess:
         if not sys.executable:
             raise OSError("can't start workers: this Python doesn't know its own path (sys.executable is empty).")
         environment = dict(_make_environment(job))
-        self._mark = orphans.mark(environment)
+        self.mark = orphans.mark(environment)
         self._server: warm_start.ForkServer | None = None
         self._idle = _read_warm_time(environment)
         with contextlib.ExitStack() as worker_ends, contextlib.ExitStack() as own_ends:
@@ -146,7 +147,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kill the worker and everything that it has started, in its group or not. Idempotent."""
         self.signal(signal.SIGKILL)
-        orphans.end_marked(self._mark)
+        orphans.end_marked(self.mark)
 
     def reap(self) -> tuple[int, int]:
         """Reap it; see `child_process.reap`."""
