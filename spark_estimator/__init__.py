@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spark_estimator.extensions.transformers.model import TransformersModel
     from spark_estimator.observe.driver_log import log_to_driver
     from spark_estimator.runner import HorovodRunner, run
+    from spark_estimator.torch.profiling import profile
     from spark_estimator.torch_distributor import TorchDistributor
 
 _HOME = {
@@ -49,6 +50,7 @@ _HOME = {
     "WorkerFailedError": "spark_estimator.errors",
     "log_to_driver": "spark_estimator.observe.driver_log",
     "preemption_warning": "spark_estimator.collectives.preemption",
+    "profile": "spark_estimator.torch.profiling",
     "run": "spark_estimator.runner",
     "trust_files": "spark_estimator.estimators.persistence.folders",
 }
@@ -71,6 +73,7 @@ __all__ = [
     "__version__",
     "log_to_driver",
     "preemption_warning",
+    "profile",
     "run",
     "trust_files",
 ]

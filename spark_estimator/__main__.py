@@ -1,4 +1,4 @@
-"""``python -m spark_estimator``: doctor, explain, demo, env, run, timeline, compat."""
+"""``python -m spark_estimator``: doctor, explain, demo, env, run, ranks, timeline, compat."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ USAGE = """usage: python -m spark_estimator COMMAND [ARGUMENTS]
   demo     train on handwritten digits with two ranks in a local Spark session
   env      show every environment variable: current value and its source, default, unit and effect
   run      run a program on several ranks; same as horovodrun
+  ranks    list the ranks that run on this host, and how to look into one
   timeline merge the timeline files of a job's ranks into one file
   compat   make `import horovod`, `sparkdl` and `petastorm` import spark_estimator: enable, disable, status
 
@@ -28,6 +29,7 @@ COMMANDS = {
     "explain": "spark_estimator.explain",
     "demo": "spark_estimator.demo",
     "run": "spark_estimator.launch.cli.main",
+    "ranks": "spark_estimator.observe.rank_processes",
     "timeline": "spark_estimator.observe.timeline",
     "compat": "spark_estimator.compat.environment",
 }

@@ -277,8 +277,8 @@ class Settings:
     )  # fmt: skip
     timeline: str = _make_field(
         "HOROVOD_TIMELINE", "", str, unit="path",
-        effect="Chrome trace of every operation; without Spark, on one host, a single file when the job has ended; "
-        "elsewhere one per rank; DYNAMIC: starts with start_timeline()",
+        effect="Chrome trace of every operation; when the job has ended, the driver has a single file; one per rank in "
+        "an elastic job, or without a connection to the driver; DYNAMIC: starts with start_timeline()",
     )  # fmt: skip
     timeline_rank_files: bool = _make_field(
         "SPARK_ESTIMATOR_TIMELINE_RANK_FILES", False, _parse_bool, unit="1 or 0",
@@ -287,6 +287,15 @@ class Settings:
     timeline_mark_cycles: bool = _make_field(
         "HOROVOD_TIMELINE_MARK_CYCLES", False, _parse_bool, unit="1 or 0",
         effect="1: the trace marks when the engine's thread wakes",
+    )  # fmt: skip
+    profile: str = _make_field(
+        "SPARK_ESTIMATOR_PROFILE", "", str, unit="RANKS:FIRST-LAST",
+        effect="PyTorch's profiler runs on these ranks for these steps: 0:10-13 or 0,3:10-13; the traces come to the "
+        "driver; spark_estimator.profile() sets it",
+    )  # fmt: skip
+    profile_folder: str = _make_field(
+        "SPARK_ESTIMATOR_PROFILE_FOLDER", "", str, unit="folder",
+        effect="where the driver writes the traces of SPARK_ESTIMATOR_PROFILE; -: the current folder",
     )  # fmt: skip
     worker_threads: int | None = _make_field(
         "SPARK_ESTIMATOR_WORKER_THREADS", None, _parse_count, unit="threads",

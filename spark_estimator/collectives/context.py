@@ -13,7 +13,7 @@ import dataclasses
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from spark_estimator.collectives.process_set import ProcessSet
 from spark_estimator.collectives.rendezvous import Topology, host_id
 from spark_estimator.env import WITHOUT_EFFECT, Settings, find_misspelled_variables, requests_autotune
 from spark_estimator.errors import HorovodInternalError, NotInitializedError, PeerLostError
+from spark_estimator.observe.rank_processes import name_process
 from spark_estimator.posix import register_at_fork
 
 #: Horovod's functions that are alike in all frameworks: each binding exports them.
@@ -71,6 +72,7 @@ _lock = threading.RLock()
 _membership: Membership | None = None
 _connector: Connector | None = None
 _forked_from: int | None = None
+_at_init: list[Callable[[], object]] = []
 
 
 def init(
@@ -115,6 +117,16 @@ def init(
             except PeerLostError as error:
                 _await_another_round(error)
                 settings = dataclasses.replace(settings, launched_size=None)  # it has become another
+    name_process(_membership.topology.rank)
+    for function in _at_init:
+        function()
+
+
+def call_at_init(function: Callable[[], object]) -> None:
+    """Have a function called at the end of each `init` that joins a job; also now, if this process is in one."""
+    _at_init.append(function)
+    if _membership is not None:
+        function()
 
 
 def _make_static_sets(process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:

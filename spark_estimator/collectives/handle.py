@@ -30,6 +30,7 @@ from spark_estimator._native import Op, Status
 from spark_estimator.collectives.engine import Engine, choose_wait_slice
 from spark_estimator.collectives.pending import Pending
 from spark_estimator.errors import HorovodInternalError
+from spark_estimator.observe import spans
 
 #: The ops that make their result themselves, in the engine's memory.
 GATHERING = (Op.ALLGATHER, Op.ALLTOALL)
@@ -108,15 +109,16 @@ class Handle:
         self._pending.waiters += 1
         try:
             now = began
-            while not self._wait_slice(min(choose_wait_slice(now - began), max(0.0, deadline - now))):
-                now = time.monotonic()
-                if timeout is not None and now >= deadline:
-                    running = self._engine.describe("running")
-                    raise TimeoutError(
-                        f"{self._op.name.lower()} {self.name!r} did not complete on rank {self._engine.global_rank} "
-                        f"within {timeout.total_seconds():g} seconds; "
-                        + (f"on this rank {running}." if running else "some rank has not submitted it.")
-                    )
+            with spans.span(spans.WAIT):
+                while not self._wait_slice(min(choose_wait_slice(now - began), max(0.0, deadline - now))):
+                    now = time.monotonic()
+                    if timeout is not None and now >= deadline:
+                        running = self._engine.describe("running")
+                        raise TimeoutError(
+                            f"{self._op.name.lower()} {self.name!r} did not complete on rank "
+                            f"{self._engine.global_rank} within {timeout.total_seconds():g} seconds; "
+                            + (f"on this rank {running}." if running else "some rank has not submitted it.")
+                        )
         finally:
             self._pending.waiters -= 1
         if self._status not in (None, Status.OK):

@@ -17,6 +17,7 @@ from spark_estimator.errors import (
     ShutDownError,
 )
 from spark_estimator.log import get_logger
+from spark_estimator.observe import spans
 
 ValueT = TypeVar("ValueT")
 
@@ -84,13 +85,14 @@ class JobRounds:
 
     def begin(self) -> None:
         """Join the next round if one has ended; sync the state. A collective. Raises HorovodInternalError: it ends."""
-        if self._end_reason is not None:
-            _note_reason(self._end_reason)
-            self._reset()
-            self._state.on_reset()
-        if not (isinstance(self._end_reason, HostsUpdatedInterrupt) and self._end_reason.skip_sync):
-            self._state.sync()
-            _note_state()
+        with spans.span(spans.RECOVERY):
+            if self._end_reason is not None:
+                _note_reason(self._end_reason)
+                self._reset()
+                self._state.on_reset()
+            if not (isinstance(self._end_reason, HostsUpdatedInterrupt) and self._end_reason.skip_sync):
+                self._state.sync()
+                _note_state()
         self._end_reason = None  # its traceback keeps what the last round had in memory
 
     def end(self, error: HorovodInternalError | HostsUpdatedInterrupt) -> None:
@@ -106,7 +108,8 @@ class JobRounds:
             if self._failures[-SAME_FAILURES:] == [self._failures[-1]] * SAME_FAILURES:
                 raise error
         _log.warning("restoring the last %s: %s", self._mode, error)
-        self._state.restore()
+        with spans.span(spans.RECOVERY):
+            self._state.restore()
 
 
 def rejoin() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from spark_estimator.env import Settings
@@ -13,9 +16,11 @@ from spark_estimator.launch.job.options import JobOptions
 from spark_estimator.launch.spark.entry import run_in_session
 from spark_estimator.launch.spark.row_writer import Rows
 from spark_estimator.launch.spark.slots import choose_default_size
+from spark_estimator.observe.driver_log import announce
 from spark_estimator.observe.status_line import ProgressDisplay
 from spark_estimator.observe.training_records import TakeRecord
 from spark_estimator.spark import LocalBackend, SparkBackend
+from spark_estimator.store import Store
 
 # The trained model passes through the memory of an executor and of the driver.
 _MOST_RESULT_BYTES = 1 << 30
@@ -81,6 +86,28 @@ def warn_without_store(value: Callable[[str], Any], *, sends_rows: bool) -> None
             f"max_restarts={restarts} without store: {costs} everything that was done, because no checkpoint is saved"
             f"{' and Spark sends the rows again' if sends_rows else ''}. {remedy}"
         )
+
+
+@contextmanager
+def record_profile(profile: Any, spec: TrainSpec) -> Iterator[None]:
+    """Record a `spark_estimator.profile` of the ranks that are started within, if it is not None.
+
+    With a store, the traces go into the run's folder.
+    """
+    with ExitStack() as stack:
+        if profile is not None and spec.store is not None:
+            folder = stack.enter_context(TemporaryDirectory())
+            stack.callback(_move_traces, folder, spec.store, spec.store.get_run_path(spec.run_id))
+            profile = profile.write_to(folder)
+        if profile is not None:
+            stack.enter_context(profile)
+        yield
+
+
+def _move_traces(folder: str, store: Store, run_path: str) -> None:
+    for trace in Path(folder).iterdir():
+        store.write(f"{run_path}/{trace.name}", trace.read_bytes())
+        announce(f"moved {trace} to {run_path}")
 
 
 def launch_training(

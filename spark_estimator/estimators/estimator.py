@@ -318,7 +318,9 @@ class TableEstimator(HorovodEstimator[_Model], MLWritable, MLReadable["TableEsti
     ) -> tuple[TrainResult, bytes]:
         """Train on the ranks. Return rank 0's result, and the model's state."""
         # A run that the user has not named has a unique name: no other driver can use it.
-        with run_lease.hold_lease(spec) if self._value("run_id") else contextlib.nullcontext():
+        lease = run_lease.hold_lease(spec) if self._value("run_id") else contextlib.nullcontext()
+        profile = self._value("profile") if self.hasParam("profile") else None
+        with lease, backends.record_profile(profile, spec):
             try:
                 result = backends.launch_training(
                     backend,

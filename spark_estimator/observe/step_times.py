@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from spark_estimator.observe import spans
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -150,7 +152,8 @@ def time_input(batches: Iterable[T]) -> Iterator[T]:
         while True:
             began = time.monotonic()
             try:
-                batch = next(iterator)
+                with spans.span(spans.INPUT):
+                    batch = next(iterator)
             except StopIteration:
                 return
             finally:

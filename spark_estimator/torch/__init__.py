@@ -54,6 +54,7 @@ from spark_estimator.torch.collectives.pending import poll, synchronize
 from spark_estimator.torch.collectives.reductions import Adasum, Average, Max, Min, Product, Sum
 from spark_estimator.torch.compression.choices import Compression
 from spark_estimator.torch.optimizer.optimizer import DistributedOptimizer
+from spark_estimator.torch.profiling import start_recorder
 from spark_estimator.torch.starting_state import broadcast_optimizer_state, broadcast_parameters
 from spark_estimator.torch.sync_batch_norm import SyncBatchNorm
 
@@ -109,6 +110,7 @@ __all__ = [
     "synchronize",
 ]
 
+_context.call_at_init(start_recorder)
 
 #: Submodules that Horovod binds as it is imported. They load at their first use.
 _SUBMODULES = ("functions", "mpi_ops")

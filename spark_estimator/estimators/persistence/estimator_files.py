@@ -20,7 +20,7 @@ from spark_estimator.estimators.persistence.subclass_params import make_instance
 _Estimator = TypeVar("_Estimator", bound=TableParams)
 
 #: They belong to a place, and a store may hold the keys to it.
-_LEFT_OUT = ("store", "backend")
+_LEFT_OUT = ("store", "backend", "profile")
 
 
 def write(

@@ -118,6 +118,7 @@ class TorchEstimatorArguments(TorchSharedArguments, RecipeArguments, total=False
     callbacks: Any
     train_minibatch_fn: Callable[..., Any] | None
     channels_last: bool
+    profile: Any
     mixed_precision: str | None
 
 
@@ -132,6 +133,7 @@ class TorchEstimatorKeywords(TorchSharedKeywords, RecipeKeywords):
     callbacks: Param[list[Any]]
     train_minibatch_fn: Param[Callable[..., Any] | None]
     channels_last: Param[bool]
+    profile: Param[Any]
     mixed_precision: Param[str | None]
 
     def __init__(self, **params: Unpack[TorchEstimatorArguments]) -> None:
@@ -210,6 +212,14 @@ class TorchEstimatorKeywords(TorchSharedKeywords, RecipeKeywords):
     def getChannelsLast(self) -> bool:
         """Return channels_last: whether weights and inputs of images are kept in PyTorch's memory format ..."""
         return self._get(self.channels_last)
+
+    def setProfile(self, value: Any) -> Self:
+        """Set profile: spark_estimator.profile(rank=0, steps=(10, 13)): record what processes do in some steps."""
+        return self._set(profile=value)
+
+    def getProfile(self) -> Any:
+        """Return profile: spark_estimator.profile(rank=0, steps=(10, 13)): record what processes do in some steps."""
+        return self._get(self.profile)
 
     def setMixedPrecision(self, value: str | None) -> Self:
         """Set mixed_precision: 'bf16' or 'fp16': run forward passes under autocast."""

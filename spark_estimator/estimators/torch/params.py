@@ -63,6 +63,14 @@ def _check_compile(name: str, value: Any) -> Any:
     return checks.check_dict(name, dict(value)) if isinstance(value, Mapping) else checks.check_bool(name, value)
 
 
+def _check_profile(name: str, value: Any) -> Any:
+    from spark_estimator.torch.profiling import profile  # not before there is one
+
+    if value is not None and not isinstance(value, profile):
+        raise TypeError(f"{name} must be spark_estimator.profile(rank=0, steps=(10, 13)) or None; got {value!r:.100}.")
+    return value
+
+
 LOSS_CONSTRUCTORS = Row(
     "loss_constructors",
     None,
@@ -101,6 +109,15 @@ COMPILE = Row(
     "False: it is not compiled",
     "bool | Mapping[str, Any]",
     "bool | dict[str, Any]",
+)
+
+#: Of the estimators for PyTorch and Hugging Face; Lightning's has its Trainer's profiler.
+PROFILE = Row(
+    "profile",
+    None,
+    _check_profile,
+    "spark_estimator.profile(rank=0, steps=(10, 13)): record what processes do in some steps; with a store the traces "
+    "are in the run's folder, without one in the profile's folder on the driver; None: nothing is recorded",
 )
 
 #: How a step is made of the joint gradient; of the estimators for PyTorch and Hugging Face.
@@ -194,6 +211,7 @@ ESTIMATOR = (
         "bool",
     ),
     params.DATA_MODULE,
+    PROFILE,
     Row(
         "mixed_precision",
         None,

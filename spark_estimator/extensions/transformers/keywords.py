@@ -50,6 +50,7 @@ class TransformersEstimatorArguments(
     gradient_clip_norm: float
     mixed_precision: str | None
     callbacks: Any
+    profile: Any
     nulls: str
     max_new_tokens: int
     generation: Mapping[str, Any] | None
@@ -75,6 +76,7 @@ class TransformersEstimatorKeywords(CommonKeywords, PredictingKeywords, Inferenc
     gradient_clip_norm: Param[float]
     mixed_precision: Param[str | None]
     callbacks: Param[list[Any]]
+    profile: Param[Any]
     nulls: Param[str]
     max_new_tokens: Param[int]
     generation: Param[dict[str, Any]]
@@ -221,6 +223,14 @@ class TransformersEstimatorKeywords(CommonKeywords, PredictingKeywords, Inferenc
     def getCallbacks(self) -> list[Any]:
         """Return callbacks: objects with the methods of spark_estimator.estimators.torch.callbacks.Callback, ..."""
         return self._get(self.callbacks)
+
+    def setProfile(self, value: Any) -> Self:
+        """Set profile: spark_estimator.profile(rank=0, steps=(10, 13)): record what processes do in some steps."""
+        return self._set(profile=value)
+
+    def getProfile(self) -> Any:
+        """Return profile: spark_estimator.profile(rank=0, steps=(10, 13)): record what processes do in some steps."""
+        return self._get(self.profile)
 
     def setNulls(self, value: str) -> Self:
         """Set nulls: how to handle nulls: 'error', or 'drop' the row."""

@@ -146,6 +146,7 @@ ESTIMATOR = (
     *(replace(row, default=_DEFAULTS[row.name]) if row.name in _DEFAULTS else row for row in torch_params.RECIPE),
     _OF_TORCH["mixed_precision"],
     _OF_TORCH["callbacks"],
+    _OF_TORCH["profile"],
     *(
         _SHARED[name]
         for name in (

@@ -11,6 +11,7 @@ from spark_estimator.collectives import context
 from spark_estimator.collectives import ops as collectives
 from spark_estimator.collectives.consistency import check_identical
 from spark_estimator.errors import MismatchError
+from spark_estimator.observe import spans
 from spark_estimator.torch.collectives.compressors import BucketCompression, wire_dtype
 from spark_estimator.torch.collectives.device import find_common_location
 from spark_estimator.torch.collectives.memory import find_element_type, make_wire_tensor
@@ -75,10 +76,11 @@ class GradientPlan:
         Raises MismatchError: the ranks disagree, and compare their plans again; HorovodInternalError: a rank is lost.
         """
         try:
-            if not self._agreed and self._agree():
-                buckets_changed()
-            self.submit()
-            return [slot for bucket in self.buckets for slot in bucket.finish()]
+            with spans.span(spans.EXCHANGE):
+                if not self._agreed and self._agree():
+                    buckets_changed()
+                self.submit()
+                return [slot for bucket in self.buckets for slot in bucket.finish()]
         except MismatchError:
             self._agreed = False
             raise
