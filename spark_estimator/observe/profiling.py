@@ -27,7 +27,7 @@ class ProfileRequest:
     last: int
 
     @classmethod
-    def make(cls, rank: int | Sequence[int], steps: tuple[int, int]) -> ProfileRequest:
+    def make(cls, rank: int | Sequence[int], steps: Sequence[int]) -> ProfileRequest:
         """Make a request of a user's arguments. Raises TypeError, ValueError: they can't be used."""
         ranks = (rank,) if isinstance(rank, int) else tuple(rank)
         numbers = (*ranks, *steps)

@@ -29,7 +29,7 @@ from spark_estimator.security import file_modes
 _log = get_logger(__name__)
 
 
-class profile(contextlib.AbstractContextManager["profile"]):  # noqa: N801  # it is used like torch.profiler.profile
+class profile(contextlib.AbstractContextManager["profile"]):  # it is used like torch.profiler.profile
     """Record what ranks do in some steps: around a job at the driver, or around the training's loop in a rank.
 
     At the driver, all jobs that start within it are profiled: of `HorovodRunner`, `run`, `TorchDistributor`, and of

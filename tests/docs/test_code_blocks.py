@@ -200,6 +200,7 @@ PROGRAMS = (
         slow=True,
     ),
     Program("docs/how-to/why-is-it-slow.md", (1,), prints("100$"), slow=True),
+    Program("docs/how-to/profile-a-rank.md", (0, 1), prints(r" +\d+\.\d+ ms  spark_estimator\.exchange$"), slow=True),
     Program("docs/how-to/timeline.md", (0,), prints(r"\['t\.json', 't\.rank1\.json'\]"), slow=True),
     Program("docs/how-to/logging-and-mlflow.md", (0,), prints(r"\[0\] epoch 3: loss 0\.41"), slow=True),
     Program(

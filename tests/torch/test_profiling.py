@@ -1,4 +1,4 @@
-"""Profiles of some steps of some ranks: what is in the traces, where they arrive, and what is said where there are none."""
+"""Profiles of some steps of some ranks: what is in the traces, where they arrive, and what is said without one."""
 
 from __future__ import annotations
 
@@ -158,5 +158,5 @@ def test_the_request_in_words() -> None:
     assert ProfileRequest.parse("1:5") == ProfileRequest((1,), 5, 5)
     with pytest.raises(ValueError, match="must be RANKS:FIRST-LAST"):
         ProfileRequest.parse("10-13")
-    with pytest.raises(TypeError, match="profile must be spark_estimator.profile"):
+    with pytest.raises(TypeError, match=r"profile must be spark_estimator\.profile"):
         TorchEstimator(profile="0:10-13")

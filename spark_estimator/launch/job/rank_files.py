@@ -1,8 +1,8 @@
 """Brings files from the ranks' hosts to the driver when a rank has ended: timelines, and traces of `profile`.
 
 A supervisor sends the files of its worker in pieces (`RankFiles`), after all processes of that have ended; the driver
-writes them where the user has asked for them (`DriverFiles`), and merges timelines when the job has ended. No file is in
-memory as a whole. A file that is larger than `MAX_FILE_BYTES`, or for which there is no connection, stays where it is.
+writes them where the user has asked for them (`DriverFiles`), and merges timelines when the job has ended. No file is
+in memory as a whole. A file that is larger than `MAX_FILE_BYTES`, or for which there is no connection, stays in place.
 """
 
 from __future__ import annotations
@@ -156,6 +156,7 @@ class DriverFiles:
     def _choose_target(self, piece: FilePiece) -> Path:
         """Return where a file belongs. Raises ValueError: nobody has asked for it."""
         if profiling.is_trace(piece.name):
+            file_modes.make_folders(str(self._folder))
             return self._folder / piece.name
         if self._timeline is None or timeline.find_rank(self._timeline, piece.name) != piece.rank:
             raise ValueError("a file of this name is not expected from it")

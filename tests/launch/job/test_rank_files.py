@@ -1,4 +1,4 @@
-"""Files that come from the ranks' hosts to the driver: whole, bounded, where they belong; or a line says where they are."""
+"""Files that come from the ranks' hosts to the driver: whole, bounded, in their place; or a line says where."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_estimator import HorovodRunner, run
+from spark_estimator.errors import WorkerFailedError
 from spark_estimator.launch.job import rank_files
 from spark_estimator.launch.job.events import FilePiece
 from spark_estimator.launch.job.options import JobOptions
@@ -101,6 +102,16 @@ def test_without_a_connection_to_the_driver_lines_say_where_the_timelines_are(
     for rank, name in enumerate(["t.json", "t.rank1.json"]):
         assert f"{path.with_name(name)} of rank {rank} stays on host" in output
     assert "there is no connection to the driver" in output
+
+
+def test_a_job_that_fails_ends_with_one_timeline(path: Path) -> None:
+    def fail() -> None:
+        train()
+        raise ValueError("broken")
+
+    with pytest.raises(WorkerFailedError, match="broken"):
+        run_local(fail, 2)
+    assert read_merged(path) == {0, 1}
 
 
 def test_a_file_that_is_too_large_stays_and_the_others_come(
