@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spark_estimator import HorovodRunner, PreflightError, TorchEstimator, profile
+from spark_estimator import HorovodRunner, PreflightError, TorchEstimator, profile, run
 from spark_estimator.observe import spans, step_times
 from spark_estimator.observe.profiling import ProfileRequest
 
@@ -94,6 +95,62 @@ def test_a_loop_in_a_rank_profiles_itself(tmp_path: Path, monkeypatch: pytest.Mo
     (file,) = tmp_path.iterdir()
     assert file.name == "profile-rank1-steps2-3.json.gz"
     assert read_trace(file)[0][spans.EXCHANGE] == 2
+
+
+def test_a_recovery_is_in_the_trace(tmp_path: Path) -> None:
+    def survive() -> None:
+        import os
+        import signal
+
+        import torch
+
+        import spark_estimator.torch as hvd
+
+        hvd.init()
+        model = torch.nn.Linear(10, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+
+        @hvd.elastic.run
+        def loop(state: Any) -> None:
+            while state.step < 8:
+                if state.step == 3 and hvd.rank() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.zero_grad()
+                model(torch.ones(2, 10)).sum().backward()
+                optimizer.step()
+                state.step += 1
+                state.commit()
+
+        loop(hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0))
+
+    with profile(steps=(3, 6), folder=tmp_path):
+        run(survive, num_proc=2, min_num_proc=1)
+    (file,) = tmp_path.iterdir()
+    assert read_trace(file)[0][spans.RECOVERY] >= 2, "it restores a commit, and begins a round"
+
+
+def test_the_ranks_of_this_host_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
+    def list_them() -> None:
+        import os
+        import subprocess
+        import sys
+
+        from spark_estimator.collectives import context, ops
+
+        context.init()
+        if context.rank() == 0:
+            with subprocess.Popen(["sleep", "1000"]) as child:  # which has the rank's environment, too
+                subprocess.run([sys.executable, "-m", "spark_estimator", "ranks"], check=True)
+                child.kill()
+        print("pid", context.rank(), os.getpid())
+        ops.barrier()
+
+    HorovodRunner(np=-2).run(list_them)
+    output = "".join(capfd.readouterr())
+    pids = dict(re.findall(r"pid (\d) (\d+)", output))
+    for rank in ("0", "1"):
+        assert re.search(rf"  {rank} +{pids[rank]}  ", output), output
+    assert "py-spy dump --pid" in output
 
 
 def test_horovodrun_profiles(tmp_path: Path) -> None:
