@@ -86,9 +86,7 @@ def run_job(
     status = StatusLine.open_on_screen(job.size) if job.progress else None
     stragglers = StragglerWatch(job.size) if job.progress else None
     with DriverFiles(job) as files:
-        display = EventDisplay(
-            show_line, take_record=take_record, take_file=files.take, status=status, stragglers=stragglers
-        )
+        display = EventDisplay(show_line, take_record=take_record, files=files, status=status, stragglers=stragglers)
         return _run_job(job, make_workers, display, gentle, cancel, attempt)
 
 

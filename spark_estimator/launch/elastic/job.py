@@ -148,7 +148,7 @@ class ElasticJob:
         self._display = EventDisplay(
             show_line,
             take_record=following.take_record,
-            take_file=None if files is None else files.take,
+            files=files,
             status=following.status,
         )
         self._processes = Processes(placement, make, self._display.events, encrypted=encrypted)

@@ -30,6 +30,7 @@ from spark_estimator.launch.job.events import (
 )
 from spark_estimator.launch.job.failures import LOST, STOPPED, FailureReport, find_first_failure
 from spark_estimator.launch.job.interruption import is_interruption, raise_lost_interruption, remember_interruption
+from spark_estimator.launch.job.rank_files import DriverFiles
 from spark_estimator.log import get_logger
 from spark_estimator.observe.driver_log import announce, flush, print_line, print_message
 from spark_estimator.observe.status_line import StatusLine
@@ -57,7 +58,7 @@ class EventDisplay:
         show_line: prints a line.
         show_begun: called with rank and process once user code has begun on a rank.
         take_record: receives each record of an estimator's training; None: they are dropped.
-        take_file: receives each piece of the ranks' files; None: they are dropped.
+        files: takes the ranks' files, within its context; None: they are dropped.
         status: the line that shows the progress of the job; None: it is not shown.
         stragglers: names ranks that hold up the others; None: ranks do not report, or their number changes.
         events: reports of the supervisors, added by other threads.
@@ -67,7 +68,7 @@ class EventDisplay:
     show_line: Callable[[int, str, str], None] = print_line
     show_begun: Callable[[int, int], None] | None = None
     take_record: TakeRecord | None = None
-    take_file: Callable[[FilePiece], None] | None = None
+    files: DriverFiles | None = None
     status: StatusLine | None = None
     stragglers: StragglerWatch | None = None
     events: EventQueue = field(default_factory=EventQueue)
@@ -119,8 +120,8 @@ class EventDisplay:
             self.report(event.text)
         elif isinstance(event, RecordReceived) and self.take_record is not None:
             self.take_record(event.rank, event.record)
-        elif isinstance(event, FilePiece) and self.take_file is not None:
-            self.take_file(event)
+        elif isinstance(event, FilePiece) and self.files is not None:
+            self.files.take(event)
         elif isinstance(event, Begun):
             self.begun.add(event.rank)
             if self.show_begun is not None:

@@ -139,10 +139,9 @@ class _Run:
         self._tag = JobTag(spark, f"spark_estimator-{job.job_id}")
         self._outcome: list[ResultRow] | BaseException | None = None  # of the Spark job; None until it has ended
         self._state = StateMachine(RunState.RUNNING, TRANSITIONS)
-        self._files = DriverFiles(job)
         self._display = EventDisplay(
             show_line=options.show_line or print_line,
-            take_file=self._files.take,
+            files=DriverFiles(job),
             show_begun=self._announce_begin if options.verbose >= 2 else None,
             take_record=options.take_record,
         )
@@ -188,7 +187,8 @@ class _Run:
         thread = None
         try:
             sent_job = replace(self._job, channel=self._channel.address)
-            with self._files, pack_parcels(self._spark, sent_job, self._feed) as (job, parcels):
+            files = self._display.files or contextlib.nullcontext()
+            with files, pack_parcels(self._spark, sent_job, self._feed) as (job, parcels):
                 frame = self._make_frame(StageTask(job, parcels, self._barrier))
                 thread = make_session_thread(self._spark, lambda: self._collect(frame))
                 thread.start()
