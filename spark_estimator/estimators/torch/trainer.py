@@ -317,6 +317,12 @@ class Trainer:
         if recipe.schedule is not None and recipe.schedule.by_step:
             steps = -(-batches // passes)
             done, total = (epoch + 1) * steps - -(-left // passes), total * steps
+            if recipe.schedule.warmup >= total > 0 == done and hvd.rank() == 0:
+                _log.warning(
+                    "warmup_steps=%d: the training has %d steps, and ends before the learning rate is reached.",
+                    recipe.schedule.warmup,
+                    total,
+                )
         self.stepper.rates.begin_epoch(done, total, self.rate_factor)
 
     def _enter(self, epoch: int) -> None:

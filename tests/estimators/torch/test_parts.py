@@ -104,6 +104,26 @@ def test_a_complex_buffer_that_does_not_travel_is_none_of_our_business() -> None
             "got the class StepLR; pass an instance: StepLR",
         ),
         ({"lr_scheduler": lambda _: None}, TypeError, "must return a scheduler of torch.optim; it returned None"),
+        (
+            {"lr_scheduler": lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, steps, mood=1)},
+            ValueError,
+            "<lambda> raised TypeError for 1000 steps: .*'mood'",
+        ),
+        (
+            {"lr_scheduler": {"scheduler": lambda optimizer, epochs: 1 / 0, "interval": "epoch"}, "epochs": 7},
+            ValueError,
+            "<lambda> raised ZeroDivisionError for 7 epochs: division by zero",
+        ),
+        (
+            {"lr_scheduler": lambda optimizer, warm, steps: None},
+            TypeError,
+            "<lambda> needs optimizer, warm, steps. Set the others with functools.partial",
+        ),
+        (
+            {"lr_scheduler": {"scheduler": "linear", "interval": "epoch"}, "warmup_steps": 5},
+            ValueError,
+            "warmup_steps=5 counts steps, and lr_scheduler moves by epoch: .* set warmup_ratio",
+        ),
         ({"warmup_steps": 5}, ValueError, "warmup_steps=5 needs one of the schedules by name"),
         (
             {"lr_scheduler": "linear", "warmup_steps": 5, "warmup_ratio": 0.1},

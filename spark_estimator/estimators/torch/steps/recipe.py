@@ -93,8 +93,10 @@ class StepRecipe:
         parts = ("train",) * (not self.validate_every_steps) + ("validation",) * has_validation
         check_monitor("monitor", value("monitor"), names, parts)
         if self.schedule is not None:
-            scheduler = scheduler or try_schedule(self.schedule, optimizer, epochs)
-            check_movement(self.schedule, scheduler)
+            if scheduler is None:
+                scheduler = try_schedule(self.schedule, optimizer, epochs)
+            else:
+                check_movement(self.schedule, scheduler)
             parts = ("train",) + ("validation",) * has_validation
             check_monitor("lr_scheduler: 'monitor'", self.schedule.monitor, names, parts)
         if self.schedule is None or not self.schedule.by_step:

@@ -8,12 +8,13 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
+from spark_estimator.errors import DataError
 from spark_estimator.estimators.checks import describe_value
 from spark_estimator.estimators.training_progress import find_number
 from spark_estimator.torch.rates import multiply_groups, multiply_schedules
@@ -29,6 +30,11 @@ _FORMS = (
     "optimizer and the number of steps; or a dict of one of these ('scheduler'), and 'interval' ('step' or 'epoch') or "
     "'monitor'"
 )
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+# On the driver, which does not know the number of steps.
+_SOME_STEPS = 1000
+# Errors that no number of steps is the cause of.
+_WRONG_CODE = (TypeError, NameError, AttributeError, ImportError)
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class RateSchedule:
         monitor: the number of an epoch that a ReduceLROnPlateau looks at, such as "validation.loss"; empty: the loss of
             validation, or without one of training.
         label: names it, for the identity of a run.
+        warmup: steps of the warm-up, if the user has set their number.
     """
 
     make: Callable[[Any, int], Any] | None
@@ -49,6 +56,7 @@ class RateSchedule:
     by_step: bool = False
     monitor: str = ""
     label: str = ""
+    warmup: int = 0
 
     def __str__(self) -> str:
         return f"{self.label} by {'step' if self.by_step else 'epoch'}{self.monitor and f', of {self.monitor}'}"
@@ -89,42 +97,71 @@ def read_schedule(value: Callable[[str], Any]) -> tuple[RateSchedule | None, Any
     if inner is None:
         return None, None
     if isinstance(inner, str):
-        schedule = RateSchedule(
-            functools.partial(_make_curve, inner, steps, ratio), True, True, label=f"{inner}, {warmup}"
-        )
+        make = functools.partial(_make_curve, inner, steps, ratio)
+        schedule = RateSchedule(make, True, True, label=f"{inner}, {warmup}", warmup=steps)
     elif hasattr(inner, "step") and not isinstance(inner, type):
         if inner is choice:
             return None, inner
         schedule = RateSchedule(None, label=type(inner).__qualname__)
     elif callable(inner) and not isinstance(inner, type):
-        counts = _count_arguments(inner) > 1
-        schedule = RateSchedule(inner if counts else _OfOptimizer(inner), counts, counts, label=_get_name(inner))
+        call = _Call(inner, _find_number_argument(inner))
+        counts = call.number is not None
+        schedule = RateSchedule(call, counts, counts, label=_get_name(inner))
     else:
         raise TypeError(f"lr_scheduler must be {_FORMS}; got {describe_value(inner, 'optimizer, ...')}.")
     by_step = options["interval"] == "step" if "interval" in options else schedule.by_step
-    schedule = RateSchedule(schedule.make, schedule.counts, by_step, monitor, schedule.label)
+    if steps and not by_step:
+        raise ValueError(
+            f"{warmup} counts steps, and lr_scheduler moves by epoch: leave out 'interval', or set warmup_ratio, a "
+            "share of the epochs."
+        )
+    schedule = replace(schedule, by_step=by_step, monitor=monitor)
     return schedule, None if schedule.make is not None else inner
 
 
 @dataclass(frozen=True)
-class _OfOptimizer:
-    """Calls a function of the optimizer alone."""
+class _Call:
+    """Calls a user's function.
 
-    function: Callable[[Any], Any]
+    Attributes:
+        number: the keyword of the number of steps; empty: it is the second argument; None: the function takes none.
+    """
+
+    function: Callable[..., Any]
+    number: str | None
 
     def __call__(self, optimizer: Any, count: int) -> Any:
-        return self.function(optimizer)
+        if self.number:
+            return self.function(optimizer, **{self.number: count})
+        return self.function(optimizer) if self.number is None else self.function(optimizer, count)
 
 
-def _count_arguments(function: Callable[..., Any]) -> int:
+def _find_number_argument(function: Callable[..., Any]) -> str | None:
+    """Return `_Call.number`.
+
+    Raises:
+        TypeError: the function needs further arguments.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return 1
-    return sum(parameter.default is parameter.empty and parameter.kind < 2 for parameter in parameters)
+        return None
+    needed = [each for each in parameters if each.default is each.empty and each.kind not in _ANY_NUMBER]
+    if len(needed) > 2:
+        names = ", ".join(each.name for each in needed)
+        raise TypeError(
+            f"lr_scheduler is called with the optimizer and the number of steps; {_get_name(function)} needs {names}. "
+            "Set the others with functools.partial or a lambda."
+        )
+    if len(needed) < 2:
+        return None
+    # What follows an argument that functools.partial sets by its name can be set by name only.
+    return needed[1].name if needed[1].kind is inspect.Parameter.KEYWORD_ONLY else ""
 
 
 def _get_name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
@@ -143,16 +180,43 @@ def _make_curve(name: str, warmup: int, ratio: float, optimizer: Any, total: int
 def try_schedule(schedule: RateSchedule, optimizer: torch.optim.Optimizer, epochs: int) -> Any:
     """Return a scheduler of a copy of the optimizer, whose rates stay as they are: what a rank will have.
 
+    The ranks count the steps when they have the rows. A function that raises an error for another number may be right:
+    None is returned, and the ranks find out before the first step.
+
     Raises:
-        TypeError, ValueError: a function does not return a scheduler, or one that cannot be moved that way.
+        DataError, TypeError, ValueError: as `make_scheduler`, whatever the number is.
     """
     other = copy.copy(optimizer)
     other.param_groups = [dict(group) for group in optimizer.param_groups]
-    scheduler = None if schedule.make is None else schedule.make(other, 1000 if schedule.by_step else epochs)
-    if schedule.make is not None and not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+    try:
+        return make_scheduler(schedule, other, _SOME_STEPS if schedule.by_step else epochs)
+    except DataError as error:
+        if schedule.counts and schedule.by_step and not isinstance(error.__cause__, _WRONG_CODE):
+            return None
+        raise
+
+
+def make_scheduler(schedule: RateSchedule, optimizer: Any, total: int) -> Any:
+    """Return a scheduler of an optimizer.
+
+    Args:
+        total: the number of steps, or of epochs.
+
+    Raises:
+        DataError: the user's function raises an error for this number.
+        TypeError, ValueError: it does not return a scheduler, or one that cannot move that way.
+    """
+    assert schedule.make is not None
+    try:
+        scheduler = schedule.make(optimizer, total)
+    except Exception as error:
+        number = f" for {total} {'steps' if schedule.by_step else 'epochs'}" if schedule.counts else ""
+        raise DataError(f"lr_scheduler: {schedule.label} raised {type(error).__name__}{number}: {error}") from error
+    if not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
         raise TypeError(
             f"lr_scheduler must return a scheduler of torch.optim; it returned {describe_value(scheduler)}."
         )
+    check_movement(schedule, scheduler)
     return scheduler
 
 
@@ -206,7 +270,7 @@ class Rates:
             group["lr"] = group.get("initial_lr", group["lr"])
         if factor != 1:
             multiply_groups(groups, 1 / factor)
-        self.scheduler = schedule.make(self._optimizer, total)
+        self.scheduler = make_scheduler(schedule, self._optimizer, total)
         if factor != 1:
             multiply_groups(groups, factor)
             multiply_schedules([self.scheduler], factor)

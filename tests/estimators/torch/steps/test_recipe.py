@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as schedules
 
 import spark_estimator.torch as hvd
 from spark_estimator.data.fields import Field
 from spark_estimator.data.rank.rank_rows import RankRows
+from spark_estimator.errors import DataError
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.steps.recipe import StepRecipe
@@ -156,7 +159,6 @@ def test_schedules_of_functions_and_objects(size: int, ranks: RankPool, rows: st
     """Rates that a function sets are those of one process, as those of a scheduler are."""
 
     def check(rank: int) -> list[list[float]]:
-        schedules = torch.optim.lr_scheduler
         forms: list[Callable[..., Any]] = [
             lambda optimizer: lambda optimizer, steps: schedules.CosineAnnealingLR(optimizer, steps, eta_min=0.01),
             lambda optimizer: {"scheduler": schedules.CosineAnnealingLR(optimizer, 12, 0.01), "interval": "step"},
@@ -177,6 +179,41 @@ def test_schedules_of_functions_and_objects(size: int, ranks: RankPool, rows: st
     linear = [RATE * size * (1 - epoch / 6) for epoch in range(6) for _ in range(2)]
     for rates, expected in zip(ranks.run(check)[0], [cosine, cosine, halved, linear, linear], strict=True):
         assert rates == pytest.approx(expected)
+
+
+def make_warm(optimizer: torch.optim.Optimizer, warm: int, *, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """Rises in some steps, and needs the number of all."""
+    assert steps != 1000 and warm < steps, f"{warm} steps of {steps}"
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / warm) * (1 - step / steps))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_function_is_judged_by_the_true_number_of_steps(rows: str) -> None:
+    """It is called as functools.partial leaves it, on the driver with another number, which it may refuse."""
+    function = functools.partial(make_warm, warm=4)
+    values: dict[str, Any] = {"warmup_steps": 0, "warmup_ratio": 0.0, "lr_scheduler": function}
+    schedule, _ = read_schedule(values.__getitem__)
+    assert schedule is not None and str(schedule) == "make_warm by step"
+    values |= {"epochs": 6, "validation": None, "monitor": None}
+    recipe, optimizer = StepRecipe(schedule=schedule), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=RATE)
+    recipe.check_schedule(None, optimizer, values.__getitem__, [])
+    factors = [min(1.0, step / 4) * (1 - step / 12) for step in range(12)]
+    assert rates_of(rows, lambda _: {"lr_scheduler": function}) == pytest.approx([RATE * each for each in factors])
+    late = functools.partial(make_warm, warm=12)
+    with pytest.raises(DataError, match="make_warm raised AssertionError for 12 steps: 12 steps of 12"):
+        rates_of(rows, lambda _: {"lr_scheduler": late})
+    plateau = {"lr_scheduler": lambda optimizer, steps: schedules.ReduceLROnPlateau(optimizer, patience=steps)}
+    with pytest.raises(ValueError, match="a ReduceLROnPlateau does not move"):
+        rates_of(rows, lambda _: plateau)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_warm_up_as_long_as_the_training_is_reported(rows: str, caplog: pytest.LogCaptureFixture) -> None:
+    for warmup, lines in ((11, 0), (12, 1)):
+        values = {"lr_scheduler": "cosine", "warmup_steps": warmup}
+        rates_of(rows, lambda _, values=values: values)
+        said = [record.getMessage() for record in caplog.records if "warmup" in record.getMessage()]
+        assert said == ["warmup_steps=12: the training has 12 steps, and ends before the learning rate is reached."] * lines
 
 
 def test_the_curve_of_a_run_that_resumes(tmp_path: Path, rows: str) -> None:
