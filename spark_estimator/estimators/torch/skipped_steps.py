@@ -1,10 +1,15 @@
-"""Steps that are skipped because a gradient is not finite: undoes what they have changed, and names rank and rows."""
+"""Steps that are skipped because a gradient is not finite: undoes what they have changed, and names rank and rows.
+
+A step's batches are counted when it is made. What metrics keep grows with the epoch, so that a copy of it at each step
+would cost the square of the steps.
+"""
 
 from __future__ import annotations
 
 import math
 import reprlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,13 +19,23 @@ from spark_estimator.collectives import context
 from spark_estimator.data.rank.epoch_rows import Batch
 from spark_estimator.estimators.rank_run import find_not_finite
 from spark_estimator.estimators.torch.epoch_means import EpochMeans
-from spark_estimator.estimators.torch.losses import Tensors
+from spark_estimator.estimators.torch.losses import JointLoss, Tensors
 from spark_estimator.estimators.torch.rank_state import get_rng_state, set_rng_state
 from spark_estimator.estimators.train_spec import TrainSpec
 from spark_estimator.observe.driver_log import log_to_driver
 
 # Of a process: what follows is counted in the history.
 _MOST_REPORTS = 10
+
+
+@dataclass(frozen=True)
+class _NotedBatch:
+    """A batch of the present step, with its results."""
+
+    batch: Batch
+    loss: JointLoss
+    outputs: Tensors
+    labels: Tensors
 
 
 class SkippedSteps:
@@ -38,20 +53,26 @@ class SkippedSteps:
         self._model = model
         self._fields = spec.fields
         self._compute = compute
-        self._before: tuple[dict[str, Any], list[torch.Tensor]] = {}, []
-        self._batches: list[tuple[Batch, float, Tensors]] = []
+        self._buffers: list[torch.Tensor] = []
+        self._batches: list[_NotedBatch] = []
         self._reports = _MOST_REPORTS if spec.verbose else 0
 
     def begin(self) -> None:
-        """Keep what the batches of a step change besides gradients: sums, and buffers such as running means."""
-        self._before = self._sums.get_state(), [buffer.clone() for buffer in self._list_buffers()]
+        """Keep what the batches of a step change besides gradients: buffers such as running means."""
+        self._buffers = [buffer.clone() for buffer in self._list_buffers()]
         self._batches = []
 
-    def note(self, batch: Batch, loss: torch.Tensor, outputs: Tensors) -> bool:
+    def note(self, batch: Batch, loss: JointLoss, outputs: Tensors, labels: Tensors) -> bool:
         """Note a batch of the step. Return whether its loss is finite."""
-        value = float(loss.detach())
-        self._batches.append((batch, value, [output.detach() for output in outputs]))
-        return math.isfinite(value) or not batch.rows
+        parts = [replace(label, value=label.value.detach()) for label in loss.labels]
+        joint = JointLoss(loss.value.detach(), parts)
+        self._batches.append(_NotedBatch(batch, joint, [output.detach() for output in outputs], labels))
+        return math.isfinite(joint.value) or not batch.rows
+
+    def count(self) -> None:
+        """Count the batches of the step, which is made."""
+        for noted in self._batches:
+            self._sums.add(noted.loss, noted.outputs, noted.labels, noted.batch.rows)
 
     def undo(self, epoch: int, done: int) -> None:
         """Go back to where the step began, and report the batches of this rank that are not finite.
@@ -60,24 +81,23 @@ class SkippedSteps:
             epoch: from 0.
             done: batches of the epoch, with those of the step.
         """
-        for number, entry in enumerate(self._batches, done - len(self._batches) + 1):
-            text = self._describe(*entry) if self._reports else ""
+        for number, noted in enumerate(self._batches, done - len(self._batches) + 1):
+            text = self._describe(noted) if self._reports else ""
             if text:
                 self._reports -= 1
                 log_to_driver(f"epoch {epoch + 1}: the step of batch {number} was skipped: {text}")
                 if not self._reports:
                     log_to_driver(f"rank {context.rank()} reports no more of them: the history counts skipped_steps")
-        sums, buffers = self._before
-        self._sums.restore(sums)
-        for buffer, before in zip(self._list_buffers(), buffers, strict=True):
+        for buffer, before in zip(self._list_buffers(), self._buffers, strict=True):
             buffer.copy_(before)
 
     def _list_buffers(self) -> list[torch.Tensor]:
         saved = self._model.state_dict().keys()
         return [buffer for name, buffer in self._model.named_buffers() if name in saved]
 
-    def _describe(self, batch: Batch, loss: float, outputs: Tensors) -> str:
+    def _describe(self, noted: _NotedBatch) -> str:
         """Return what is not finite in a batch; empty: nothing."""
+        batch, loss, outputs = noted.batch, float(noted.loss.value), noted.outputs
         if not batch.rows or (math.isfinite(loss) and not self._has_bad_gradient(batch)):
             return ""
         what = f"the loss was {loss}" if not math.isfinite(loss) else "the gradient was not finite"

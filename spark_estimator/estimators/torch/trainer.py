@@ -143,12 +143,16 @@ class Trainer:
     def step(self, epoch: int, done: int) -> None:
         """Make one step, or skip it, after `done` batches of the epoch."""
 
-        def undo() -> None:
+        def settle(is_made: bool) -> None:
             if self._skipped is not None:
-                self._skipped.undo(epoch, done)
-            self.sums.count_skipped()
+                if is_made:
+                    self._skipped.count()
+                else:
+                    self._skipped.undo(epoch, done)
+            if not is_made:
+                self.sums.count_skipped()
 
-        self.stepper.step(undo)
+        self.stepper.step(settle)
         self.optimizer.zero_grad()
         self._pending = 0
 
@@ -274,9 +278,10 @@ class Trainer:
                 if self._skipped is not None and not self._pending:
                     self._skipped.begin()
                 loss, outputs, labels = self._compute_loss(batch, part.total)
-                is_finite = self._skipped is None or self._skipped.note(batch, loss.value, outputs)
+                is_finite = self._skipped is None or self._skipped.note(batch, loss, outputs, labels)
                 self.stepper.differentiate(loss.value * part.factor, is_finite=is_finite)
-                self.sums.add(loss, outputs, labels, batch.rows)
+                if self._skipped is None:
+                    self.sums.add(loss, outputs, labels, batch.rows)
                 self._pending += 1
                 if self._pending == spec.backward_passes_per_step:
                     self.step(epoch, done)

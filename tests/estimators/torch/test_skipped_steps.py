@@ -19,7 +19,7 @@ from spark_estimator.data.rank.rank_rows import RankRows
 from spark_estimator.errors import DataError
 from spark_estimator.estimators.torch import skipped_steps
 from spark_estimator.estimators.torch.epoch_means import EpochMeans
-from spark_estimator.estimators.torch.losses import TorchParts
+from spark_estimator.estimators.torch.losses import JointLoss, TorchParts
 from spark_estimator.estimators.torch.skipped_steps import SkippedSteps
 from spark_estimator.estimators.torch.steps.recipe import MOST_SKIPPED, Stepper, StepRecipe
 from spark_estimator.estimators.torch.steps.schedules import read_schedule
@@ -206,6 +206,43 @@ def test_an_overflow_in_fp16_is_skipped_on_all_ranks(ranks: RankPool, rows: str)
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("passes", [1, 2])
+def test_what_metrics_keep_is_not_copied_in_each_step(monkeypatch: pytest.MonkeyPatch, passes: int) -> None:
+    """AUC keeps all outputs: a copy at each step would be of 1, 2, 3, ... batches. A bad batch is not counted."""
+    classes: Any = pytest.importorskip("torchmetrics").classification
+    copied = [0]
+    copy_tensor = torch.Tensor.__deepcopy__
+
+    def count(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        copied[0] += tensor.numel()
+        return copy_tensor(tensor, memo)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(torch.Tensor, "__deepcopy__", count)
+
+    def train(steps: int) -> tuple[int, dict[str, Any]]:
+        random = numpy.random.default_rng(1)
+        features = random.normal(size=(steps * 4, 3)).astype(numpy.float32)
+        labels = (features.sum(axis=1, keepdims=True) > 0).astype(numpy.float32)
+        features[5] = math.nan
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        recipe = StepRecipe(skips=True)
+        metrics = [[classes.BinaryAUROC()]]
+        parts = TorchParts(net, optimizer, [nn.BCEWithLogitsLoss()], [1.0], metrics, metric_names=[["auc"]], recipe=recipe)
+        trainer = Trainer(spec_of(framework=parts, batch_size=4, backward_passes_per_step=passes, verbose=0))
+        rows = RankRows(([features], [labels]), numpy.arange(len(features)), (len(features),))
+        copied[0] = 0
+        averages = trainer.train(rows, 0, 0, lambda *_: None)
+        assert trainer.sums.rows == 4 * (steps - passes)
+        return copied[0], averages
+
+    few, averages = train(20)
+    many, _ = train(40)
+    assert many <= 2 * few + 100, "it grows with the steps, not with their square"
+    assert averages["skipped_steps"] == 1 and 0 < averages["metrics"]["auc"] < 1
+
+
+@pytest.mark.usefixtures("alone")
 def test_too_many_in_a_row_are_an_error() -> None:
     weight = nn.Parameter(torch.ones(1))
     stepper = Stepper(
@@ -216,7 +253,7 @@ def test_too_many_in_a_row_are_an_error() -> None:
     def step(loss: Callable[[], torch.Tensor], count: int) -> None:
         for _ in range(count):
             stepper.differentiate(loss(), is_finite=bool(loss().isfinite()))
-            stepper.step(lambda: undone.append(1))
+            stepper.step(lambda is_made: None if is_made else undone.append(1))
             weight.grad = None
 
     step(lambda: (weight * math.nan).sum(), MOST_SKIPPED - 1)
@@ -265,14 +302,14 @@ def test_rank_and_rows_are_named(monkeypatch: pytest.MonkeyPatch, spoil: str, wo
     outputs = torch.tensor([[1.0], [math.nan if spoil == "outputs" else 1.0]])
     loss = {"loss": math.inf, "gradient": 1.0}.get(spoil, math.nan)
     compute(batch)
-    assert skipped.note(batch, torch.tensor(loss), [outputs]) == (spoil == "gradient")
+    assert skipped.note(batch, JointLoss(torch.tensor(loss)), [outputs], []) == (spoil == "gradient")
     skipped.undo(0, 3)
     assert torch.equal(net.state_dict()["1.running_mean"], before["1.running_mean"])
     assert len(lines) == 1 and lines[0].startswith("epoch 1: the step of batch 3 was skipped: rank 0: ")
     assert re.search(words, lines[0]), lines[0]
     for done in (4, 5):
         skipped.begin()
-        skipped.note(batch, torch.tensor(loss), [outputs])
+        skipped.note(batch, JointLoss(torch.tensor(loss)), [outputs], [])
         skipped.undo(0, done)
     assert len(lines) == 3 and "batch 4" in lines[1]
     assert lines[2] == "rank 0 reports no more of them: the history counts skipped_steps"

@@ -173,16 +173,17 @@ class Stepper:
             loss = self._scaler.scale(loss)
         loss.backward()
 
-    def step(self, undo: Callable[[], None]) -> None:
+    def step(self, settle: Callable[[bool], None]) -> None:
         """Make a step, and move the rates; or skip both, the same on ranks that step together. A collective.
 
         Args:
-            undo: is called first where the step is skipped.
+            settle: where steps may be skipped, is called with whether this one is made, before it is: recovery takes
+                what the rank has counted from there.
 
         Raises:
             DataError: too many steps were skipped in a row.
         """
-        is_made = self._step(undo)
+        is_made = self._step(settle)
         self.rates.end_step(taken=is_made)
         self._skipped = 0 if is_made else self._skipped + 1
         if self._skipped >= MOST_SKIPPED:
@@ -191,7 +192,7 @@ class Stepper:
                 "learning rate, or remove the rows that the messages above name."
             )
 
-    def _step(self, undo: Callable[[], None]) -> bool:
+    def _step(self, settle: Callable[[bool], None]) -> bool:
         recipe, optimizer = self._recipe, self._optimizer
         if not (self.may_skip or recipe.clip_norm or recipe.clip_value):
             optimizer.step()
@@ -208,8 +209,9 @@ class Stepper:
         if self.may_skip and parameters:
             gradients = [each.grad for each in parameters]
             is_finite = bool(torch.nn.utils.get_total_norm(gradients, math.inf).isfinite())
+        if self.may_skip:
+            settle(is_finite)
         if not is_finite:
-            undo()
             # A step without gradients changes nothing, and is a step to what counts them: recovery, local steps.
             for each in parameters:
                 each.grad = None
