@@ -112,7 +112,7 @@ class _LightningTraining:
         self.trial: Trial = LightningTrial(parts)
         if parts.plain is not None:
             self.output_kinds = [get_output_kind(loss) for loss in parts.plain.losses]
-            self.trial = TorchTrial(parts.plain)
+            self.trial = TorchTrial(parts.plain, counts=lambda _: False)
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
     def compute_digest(self) -> str:

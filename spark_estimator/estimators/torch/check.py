@@ -6,7 +6,8 @@ import copy
 import inspect
 import math
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyarrow
@@ -45,11 +46,20 @@ class ModuleTrial:
 
 
 class TorchTrial(ModuleTrial):
-    """See `shapes.Trial`."""
+    """See `shapes.Trial`.
 
-    def __init__(self, parts: TorchParts) -> None:
+    Args:
+        monitors: numbers of the history that something is decided by, as `find_number` names them.
+        counts: returns whether a metric is computed over all rows; others are of a batch.
+    """
+
+    def __init__(
+        self, parts: TorchParts, monitors: Iterable[str | None] = (), counts: Callable[[Any], bool] = counts_rows
+    ) -> None:
         super().__init__(parts.model)
         self._parts = parts
+        self._counts = counts
+        self._monitors = {name.partition(".")[2] for name in monitors if name}
 
     def run(self, rows: pyarrow.RecordBatch, fields: Fields) -> tuple[int, ...]:
         """See `shapes.Trial.run`."""
@@ -87,9 +97,13 @@ class TorchTrial(ModuleTrial):
             _check_outputs(self._parts, outputs, targets, fields)
             loss.backward()
             parts = self._parts
-            for group, one_loss, output, label in zip(parts.metrics, parts.losses, outputs, targets, strict=True):
-                for metric in group:
-                    _try_metric(metric, output.detach(), label, one_loss)
+            for group, names, one_loss, output, label in zip(
+                parts.metrics, parts.metric_names, parts.losses, outputs, targets, strict=True
+            ):
+                for name, metric in zip(names, group, strict=True):
+                    counted = self._counts(metric)
+                    is_one = not counted or name in self._monitors
+                    _try_metric(metric, output.detach(), label, one_loss if counted else None, is_one=is_one)
         finally:
             set_random_state(state)
         if not (math.isfinite(loss.item()) or self._parts.recipe.skips):
@@ -174,22 +188,39 @@ def _copy_model(model: nn.Module) -> nn.Module:
         raise
 
 
-def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor, loss: Any) -> None:
+def _try_metric(metric: Any, output: torch.Tensor, label: torch.Tensor, loss: Any, *, is_one: bool) -> None:
+    """Compute a metric of the first rows.
+
+    Args:
+        loss: of the label, if the metric is an object that counts rows; None: it is of a batch.
+        is_one: its value has to be one number.
+
+    Raises:
+        DataError: it cannot be computed, or its value is not of numbers.
+    """
     name = getattr(metric, "__name__", type(metric).__name__)
     try:
-        if counts_rows(metric):  # few rows may be too few to compute it
-            update_metric(copy.deepcopy(metric), output, label, loss)
-            return
-        value = metric(output, label)
+        metric = copy.deepcopy(metric) if counts_rows(metric) else metric
+        if loss is None:
+            value = metric(output, label)
+        else:
+            with warnings.catch_warnings():  # the first rows may be of one class
+                warnings.simplefilter("ignore")
+                for _ in range(2):  # one row may be too few
+                    update_metric(metric, output, label, loss)
+                value = metric.compute()
     except Exception as error:
         raise DataError(
             f"the metric {name} raised {type(error).__name__}: {error}. It was called with the model's output "
             f"{list(output.shape)} and the labels {list(label.shape)} of {label.dtype}."
         ) from error
     try:
-        float(torch.as_tensor(value))
+        numbers = torch.as_tensor(value)
+        if is_one:
+            float(numbers)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise DataError(f"the metric {name} returned {value!r:.60}, and not one number.") from error
+        wanted = "one number" if is_one else "one tensor of numbers, as the history has it"
+        raise DataError(f"the metric {name} returned {value!r:.60}, and not {wanted}.") from error
 
 
 def make_first_tensors(rows: pyarrow.RecordBatch, fields: Fields) -> Tensors:

@@ -56,13 +56,13 @@ class TorchEstimator(TorchEstimatorKeywords, TorchFiles, TableEstimator[TorchMod
     def _make_training(self) -> _TorchTraining:
         parts, labels = make_parts(self._value)
         advice.warn_of_metrics(parts, counts_rows)
-        return _TorchTraining(parts, labels)
+        return _TorchTraining(parts, labels, self._value("monitor"))
 
 
 class _TorchTraining:
     """See `estimator.FrameworkTraining`."""
 
-    def __init__(self, parts: TorchParts, labels: list[str]) -> None:
+    def __init__(self, parts: TorchParts, labels: list[str], monitor: str | None) -> None:
         self.framework: Any = parts
         self.labels = labels
         # A user's function has no point at which all ranks have finished a step.
@@ -71,7 +71,8 @@ class _TorchTraining:
             tensor.nbytes for tensor in parts.model.state_dict().values() if isinstance(tensor, torch.Tensor)
         )
         self.output_kinds: Sequence[OutputKind] = [get_output_kind(loss) for loss in parts.losses]
-        self.trial: Trial = TorchTrial(parts)
+        schedule = parts.recipe.schedule
+        self.trial: Trial = TorchTrial(parts, (monitor, schedule and schedule.monitor))
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
     def compute_digest(self) -> str:
