@@ -28,6 +28,10 @@ MOST_HASHED_IDS = 2**31 - 1
 #: The most characters of a category: longer texts are sentences.
 LONGEST_TEXT = 1000
 _WHOLE = ("tinyint", "smallint", "int", "bigint", "boolean")
+#: Arrow's types of texts, as `str` has them; older versions have no view.
+_TEXTS = ("string", "large_string", "string_view")
+#: How many binary digits the whole numbers have that a float has, all of them, by its bits.
+_DIGITS = {16: 11, 32: 24, 64: 53}
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,13 @@ class CategoryEncoder(ABC):
         types, kind = pyarrow.types, array.type
         if types.is_null(kind):
             return array.cast(pyarrow.int64())
-        holds_texts = types.is_string(kind) or types.is_large_string(kind)
+        holds_texts = str(kind) in _TEXTS
         if self.holds_texts in (None, holds_texts):
             if holds_texts:
                 return array.cast(pyarrow.large_string()).cast(pyarrow.large_binary())
             # pandas has whole numbers as floats where some are missing.
+            if types.is_floating(kind):
+                self._check_floats(array)
             if types.is_integer(kind) or types.is_boolean(kind) or types.is_floating(kind):
                 try:
                     return array.cast(pyarrow.int64())
@@ -129,6 +135,17 @@ class CategoryEncoder(ABC):
                     ) from error
         expected = {True: "texts", False: "whole numbers", None: "texts or whole numbers"}[self.holds_texts]
         raise DataError(f"column {self.name!r} is of type {kind}; its categories are {expected}.")
+
+    def _check_floats(self, array: pyarrow.Array) -> None:
+        """Raise DataError for floats that may have been other whole numbers, before they were rounded."""
+        digits = _DIGITS[array.type.bit_width]
+        largest = float(numpy.fmax.reduce(abs(array.drop_null().to_numpy()), initial=0))
+        if 1 << digits <= largest <= 1 << 63:
+            raise DataError(
+                f"column {self.name!r} holds {largest!r} as a {array.type}, which has no whole numbers apart from 2**"
+                f"{digits} on: several categories may have become one. Give it as whole numbers; with nulls, in pandas, "
+                "as astype('Int64') before they are floats."
+            )
 
 
 @dataclass(frozen=True)

@@ -206,13 +206,15 @@ def _split_lists(lists: pyarrow.Array) -> tuple[pyarrow.Array, Array]:
     return lists.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets[1:] - offsets[:-1]
 
 
-def _make_null_error(name: str, wanted: _Wanted, row: int, *, of_arrays: bool = False) -> DataError:
+def _make_null_error(
+    name: str, wanted: _Wanted, row: int, *, of_arrays: bool = False, what: str = "null"
+) -> DataError:
     filling, policies = "df.fillna", "nulls='drop' or a number, such as nulls=0.0"
     if of_arrays:  # which df.fillna and numbers leave as they are
         filling = "functions.coalesce(column, functions.array()), and padding=0 for what is empty then"
         policies = "nulls='drop'"
     return DataError(
-        f"column {name!r} holds null in row {row} of {wanted.source}. Filter these rows (df.dropna) or fill them "
+        f"column {name!r} holds {what} in row {row} of {wanted.source}. Filter these rows (df.dropna) or fill them "
         f"({filling}; for petastorm's loaders also a TransformSpec); for an estimator, you can also set {policies}."
     )
 
@@ -246,6 +248,9 @@ def _convert(values: Array, wanted: _Wanted, row: int, lengths: Array | None) ->
         wrong = converted != values
         if wrong.any():
             at = int(wrong.argmax())
+            if numpy.isnan(values[at]) and lengths is None:
+                where = row + at // max(1, wanted.width)
+                raise _make_null_error(wanted.get_name(at), wanted, where, what="NaN, pandas' null of whole numbers,")
             raise DataError(
                 f"column {wanted.get_name(at)!r} holds whole numbers in the first rows, so its tensor is {dtype}; but "
                 f"row {row + _find_row(at, wanted.width, lengths)} of {wanted.source} holds {values[at].item()!r}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import pyarrow
 import pytest
 
@@ -26,7 +27,7 @@ CODES = Vocabulary("code", (7, -1, 2**62))
 USERS = Hashing("user", 1000)
 
 
-@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string()])
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()])
 def test_texts_have_the_ids_of_their_places(kind: pyarrow.DataType) -> None:
     values = pyarrow.array(["Örebro", None, "rome", "Rome", "", "Örebro"], kind)
     ids = CITIES.find_ids(values)
@@ -47,6 +48,25 @@ def test_texts_have_the_ids_of_their_places(kind: pyarrow.DataType) -> None:
 )
 def test_whole_numbers(values: pyarrow.Array, ids: list[int]) -> None:
     assert CODES.find_ids(values).to_pylist() == ids
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "digits"),
+    [
+        (2**53, pyarrow.float64(), 53),
+        (2**24, pyarrow.float32(), 24),
+        (2**11, pyarrow.float16(), 11),
+    ],
+)
+def test_floats_that_may_have_been_other_whole_numbers(value: int, kind: pyarrow.DataType, digits: int) -> None:
+    """pandas makes floats of whole numbers where one is null: 2**53 and 2**53 + 1 are the same float."""
+    less = pyarrow.array(numpy.array([value // 2, 2**digits - 1], kind.to_pandas_dtype()))
+    assert USERS.find_ids(less).to_pylist() == USERS.find_ids(pyarrow.array([value // 2, 2**digits - 1])).to_pylist()
+    values = pyarrow.array(numpy.array([7, value], kind.to_pandas_dtype()))
+    with pytest.raises(DataError, match=rf"column 'user' holds .* has no whole numbers apart from 2\*\*{digits} on"):
+        USERS.find_ids(values)
+    with pytest.raises(DataError, match="no whole numbers apart"):
+        USERS.find_ids(pyarrow.array([-(2.0**63)]))
 
 
 def test_booleans_are_the_numbers_0_and_1() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy
 import pyarrow
 import pytest
@@ -56,6 +58,8 @@ def test_a_field_has_as_many_values_as_its_shape() -> None:
     ("columns", "field", "words"),
     [
         ({"c2": [1, None]}, LABEL, r"'label' holds null in row 8"),
+        ({"c2": [1.0, math.nan]}, LABEL, r"'label' holds NaN, pandas' null of whole numbers, in row 8 .*nulls='drop'"),
+        ({"c2": [1.0, math.inf]}, LABEL, r"whole numbers in the first rows.*row 8 .*inf"),
         ({"c2": [1.0, 2.5]}, LABEL, r"whole numbers in the first rows.*row 8 .*2\.5"),
         ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], [1.0]]}, X, r"'y' has 2 values in the first rows, but 1 in row 8"),
         ({"c0": [1.0, 2.0], "c1": [[1.0, 2.0], [1.0, None]]}, X, r"'y' holds null inside of the array in row 8"),

@@ -257,6 +257,5 @@ def _localize_times(array: pyarrow.Array, time: str, zone: str) -> pyarrow.Array
 def _check_numbers(kind: pyarrow.DataType, name: str) -> None:
     """Raise DataError for a column of texts or others that numpy would make numbers of."""
     types, inside = pyarrow.types, kind.value_type if is_list(kind) else kind
-    is_text = types.is_string(inside) or types.is_large_string(inside) or types.is_binary(inside)
-    if is_text or types.is_duration(inside) or types.is_time(inside):
+    if get_kind(inside) in ("string", "binary") or types.is_duration(inside) or types.is_time(inside):
         raise DataError(f"column {name!r} is of type {get_kind(inside)}, {suggest_remedy(get_kind(inside))}")

@@ -54,6 +54,10 @@ def test_predict_without_spark() -> None:
         (pandas.DataFrame({"Features": [1.0]}), r"among \['Features'\]\. Did you mean 'Features'\?"),
         (pandas.concat([twice, twice], axis=1), "there are 2 columns named 'features': rename"),
         ({"features": [["1", "2", "3"]]}, "'features' is of type string, and models need numbers"),
+        (
+            {"features": pyarrow.array([["1", "2", "3"]], pyarrow.list_(pyarrow.string_view()))},
+            "'features' is of type string, and models need numbers",
+        ),
         ({"features": [[1.0, "2", 3.0]]}, "column 'features' is not one of numbers: .*'2'"),
         (numpy.array([["1", "2", "3"]]), "given for features holds '1': a model reads numbers"),
     ):
