@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not among the packages of `make build`: its page has how to try")
 
 import spark_estimator
+from spark_estimator import HorovodRunner
 from spark_estimator.errors import WorkerFailedError
 from tests.examples.running import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(600)  # DeepSpeed compiles an extension once
 
@@ -21,6 +25,17 @@ def test_two_ranks_compute_what_one_does(stage: str) -> None:
     printed = (run(n, "deepspeed_digits", "--stage", stage, "--epochs", "2") for n in (1, 2))
     alone, together = ([float(loss) for loss in re.findall(r"loss ([\d.]+)", text)] for text in printed)
     assert len(alone) == 2
+    assert together == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.parametrize("stage", ["1", "2"])
+def test_on_spark_as_in_one_process(spark: SparkSession, stage: str) -> None:
+    def train(stage: str) -> float:
+        from examples.deepspeed_digits import main
+
+        return main(["--epochs", "2", "--stage", stage])
+
+    alone, together = (HorovodRunner(np=number).run(train, stage=stage) for number in (1, 2))
     assert together == pytest.approx(alone, rel=1e-3)
 
 
