@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,6 +157,27 @@ def restore_optimizers(trainer: Any, checkpoint: dict[str, Any]) -> None:
         precision.load_state_dict(checkpoint[type(precision).__qualname__])
 
 
+def get_rates(trainer: Any) -> dict[str, Any] | None:
+    """Return the state of schedules, and what they change in optimizers; None: it could not be read back without
+    running code.
+    """
+    groups = [optimizer.param_groups for optimizer in trainer.optimizers]
+    rates = {
+        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+        "groups": [[{key: group[key] for key in group if key != "params"} for group in each] for each in groups],
+    }
+    return copy.deepcopy(rates) if _is_plain(rates) else None
+
+
+def _set_back(checkpoint: dict[str, Any], rates: dict[str, Any]) -> dict[str, Any]:
+    """Return Lightning's checkpoint with the rates of another moment, as of `get_rates`."""
+    states = []
+    for state, groups in zip(checkpoint["optimizer_states"], rates["groups"], strict=True):
+        pairs = itertools.zip_longest(state["param_groups"], groups, fillvalue={})  # hooks may have added groups since
+        states.append({**state, "param_groups": [{**group, **before} for group, before in pairs]})
+    return {**checkpoint, "optimizer_states": states, "lr_schedulers": rates["lr_schedulers"]}
+
+
 def _is_plain(value: Any) -> bool:
     try:
         torch.load(io.BytesIO(pack(value)), weights_only=True)
@@ -168,6 +190,7 @@ class FreshStart:
     """The start of a training without a checkpoint: there is nothing to restore."""
 
     is_within = False  # the training continues within an epoch
+    rates: dict[str, Any] | None = None  # at the beginning of that epoch, as of `get_rates`
 
     def begin(self, trainer: Any) -> None:
         """Set a Trainer, before its ``fit``, to the epochs that were done."""
@@ -193,6 +216,9 @@ class ResumedStart(FreshStart):
         self._kept = kept
         self._checkpoint: dict[str, Any] = kept.state["lightning"]
         self.is_within = kept.cursor is not None and kept.cursor.spread == spread
+        self.rates = kept.state.get("rates")
+        if self.rates is not None and not self.is_within:
+            self._checkpoint = _set_back(self._checkpoint, self.rates)
         #: What this rank alone had; None if the checkpoint is of another number of ranks.
         self._rank_state = kept.ranks[hvd.rank()] if len(kept.ranks) == hvd.size() else None
 
@@ -234,10 +260,12 @@ class CheckpointWriter:
         self._tells = beginning.kept is None  # what the next checkpoint leaves out
         self._schedule: Schedule | None = None
         self._is_due = False
+        self._rates: dict[str, Any] | None = None
         self._counts = 0, 0  # validations that had ended, and optimizer steps, before the last batch
 
-    def begin_epoch(self, validations: int) -> None:
-        """Begin an epoch, or continue it, after this number of validations."""
+    def begin_epoch(self, validations: int, rates: dict[str, Any] | None = None) -> None:
+        """Begin an epoch, or continue it, after this number of validations; with the rates at its beginning."""
+        self._rates = rates
         self._schedule, self._is_due, self._counts = make_schedule(self._spec), False, (validations, 0)
 
     def is_due(self, trainer: Any, module: Any, validations: int, done: int) -> bool:
@@ -286,6 +314,7 @@ class CheckpointWriter:
             "lightning": make_plain_checkpoint(trainer, tells=tells),
             "ended": bool(ended) and cursor is None,
             "settings": get_settings(trainer),
+            "rates": None if cursor is None else self._rates,
         }
         if hvd.rank() == 0:
             known = self._known

@@ -12,7 +12,7 @@ import torch
 
 import spark_estimator.torch as hvd
 from spark_estimator.estimators.lightning.callbacks import EpochSums, average_logged, make_callback, make_strategy
-from spark_estimator.estimators.lightning.checkpoint import CheckpointWriter, FreshStart, ResumedStart
+from spark_estimator.estimators.lightning.checkpoint import CheckpointWriter, FreshStart, ResumedStart, get_rates
 from spark_estimator.estimators.lightning.identity import make_identity
 from spark_estimator.estimators.lightning.legacy import adapter_class
 from spark_estimator.estimators.lightning.loaders import RowLoader
@@ -183,13 +183,13 @@ class _Training:
         self._start.take_settings(trainer)
         if not self._start.is_within:  # Lightning 2.4 also begins an epoch that continues
             self._start = FreshStart()
-        self._begin_steps(0)
+        self._begin_steps(0, get_rates(trainer) if self._spec.checkpoints_within else None)
         seed_generators(self._seed, int(trainer.current_epoch))
 
-    def _begin_steps(self, done: int) -> None:
-        """Begin an epoch, or continue it after some batches."""
+    def _begin_steps(self, done: int, rates: dict[str, Any] | None) -> None:
+        """Begin an epoch, which had these rates then, or continue it after some batches."""
         self._round.reach(len(self.progress.history), done)
-        self._checkpoints.begin_epoch(self._watch.validations)
+        self._checkpoints.begin_epoch(self._watch.validations, rates)
 
     def _handle_batch_end(self, done: int) -> None:
         """Handle the moment after `done` batches of the epoch, with their hooks and validations, before the next.
@@ -201,7 +201,7 @@ class _Training:
         if self._start.is_within:
             start, self._start = self._start, FreshStart()
             self._logged = start.continue_epoch(trainer, self.module, self._watch, done)
-            self._begin_steps(done)
+            self._begin_steps(done, start.rates)
             return
         self._add_logged(trainer)
         self._round.reach(len(self.progress.history), done)

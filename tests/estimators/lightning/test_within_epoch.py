@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("lightning")
 pytest.importorskip("pyspark")
 
+import pyarrow.parquet
 import torch
 from torch import nn
 
@@ -100,6 +101,58 @@ def compare_continued_runs(rank: int, folder: str) -> list[str]:
 def test_a_continued_epoch_has_all_that_it_had(tmp_path: Path) -> None:
     write_rows(tmp_path)
     assert run_ranks(1, compare_continued_runs, 200, args=(str(tmp_path),)) == [[]]
+
+
+def follow_rates_of_an_epoch_that_begins_again(rank: int, folder: str) -> list[Any]:
+    """Return the rates and betas of an undisturbed run, those from the beginning again, and those before it."""
+    import lightning.pytorch as pl
+
+    class Learner(pl.LightningModule):
+        fails_at: Any = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = linear()
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            if (self.current_epoch, number) == self.fails_at:
+                raise InterruptedError
+            (group,) = self.trainer.optimizers[0].param_groups
+            seen.append((self.current_epoch, number, group["lr"], group["betas"][0]))
+            return nn.functional.mse_loss(self.net(batch["x"]).reshape(-1), batch["y"])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+            rising = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rising, "interval": "step"}}
+
+    def run(run_id: str, fails_at: Any = None, **changed: Any) -> list[Any]:
+        seen.clear()
+        Learner.fails_at = fails_at
+        settings = {"epochs": 3, "store": Store.create(f"{folder}/store"), "checkpoint_steps": 3, "run_id": run_id}
+        if fails_at is None:
+            trained(folder, Learner(), {**settings, **changed})
+        else:
+            with pytest.raises(InterruptedError):
+                trained(folder, Learner(), {**settings, **changed})
+        return list(seen)
+
+    seen: list[Any] = []
+    whole = run("whole")
+    run("again", (1, 5))
+    run("again", (1, 8))  # it continues after the third batch, and has another checkpoint
+    return [whole, run("again", rows="others", resume_on_other_rows=True)]
+
+
+def test_rates_begin_again_with_their_epoch(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    rows = pyarrow.parquet.read_table(tmp_path / "rows.parquet").slice(0, 150)
+    pyarrow.parquet.write_table(rows, tmp_path / "others.parquet")
+    ((whole, again),) = run_ranks(1, follow_rates_of_an_epoch_that_begins_again, 200, args=(str(tmp_path),))
+    first = next(place for place, each in enumerate(whole) if each[0] == 1)
+    steps = sum(each[0] == 1 for each in again)
+    assert again[0][:2] == (1, 0) and 3 < steps < sum(each[0] == 1 for each in whole)
+    assert [each[2:] for each in again[:steps]] == pytest.approx([each[2:] for each in whole[first : first + steps]])
 
 
 def test_what_cannot_be_continued_is_refused() -> None:
