@@ -143,8 +143,8 @@ class CategoryEncoder(ABC):
         if 1 << digits <= largest <= 1 << 63:
             raise DataError(
                 f"column {self.name!r} holds {largest!r} as a {array.type}, which has no whole numbers apart from 2**"
-                f"{digits} on: several categories may have become one. Give it as whole numbers; with nulls, in pandas, "
-                "as astype('Int64') before they are floats."
+                f"{digits} on: several categories may have become one. Give it as whole numbers; with nulls, in "
+                "pandas, as astype('Int64') before they are floats."
             )
 
 

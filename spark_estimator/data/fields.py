@@ -206,9 +206,7 @@ def _split_lists(lists: pyarrow.Array) -> tuple[pyarrow.Array, Array]:
     return lists.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets[1:] - offsets[:-1]
 
 
-def _make_null_error(
-    name: str, wanted: _Wanted, row: int, *, of_arrays: bool = False, what: str = "null"
-) -> DataError:
+def _make_null_error(name: str, wanted: _Wanted, row: int, *, of_arrays: bool = False, what: str = "null") -> DataError:
     filling, policies = "df.fillna", "nulls='drop' or a number, such as nulls=0.0"
     if of_arrays:  # which df.fillna and numbers leave as they are
         filling = "functions.coalesce(column, functions.array()), and padding=0 for what is empty then"

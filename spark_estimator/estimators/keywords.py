@@ -653,6 +653,7 @@ class ModelArguments(PredictingArguments, total=False):
     decoders: Mapping[str, Callable[[bytes], Any]] | None
     categories: Mapping[str, str | Sequence[Any] | Mapping[str, int]] | None
     null_values: Mapping[str, float] | None
+    training_params: Mapping[str, Any] | None
 
 
 class ModelKeywords(PredictingKeywords):
@@ -667,6 +668,7 @@ class ModelKeywords(PredictingKeywords):
     decoders: Param[dict[str, Callable[[bytes], Any]] | None]
     categories: Param[dict[str, Any] | None]
     null_values: Param[dict[str, float] | None]
+    training_params: Param[dict[str, Any]]
 
     def setModel(self, value: Any) -> Self:
         """Set model: the framework's trained model."""
@@ -739,6 +741,14 @@ class ModelKeywords(PredictingKeywords):
     def getNullValues(self) -> dict[str, float] | None:
         """Return null_values: a dict from feature columns, under their names in the training, to the number ..."""
         return self._get(self.null_values)
+
+    def setTrainingParams(self, value: Mapping[str, Any] | None) -> Self:
+        """Set training_params: the estimator's parameters that were set, as far as they are numbers, names or ..."""
+        return self._set(training_params=value)
+
+    def getTrainingParams(self) -> dict[str, Any]:
+        """Return training_params: the estimator's parameters that were set, as far as they are numbers, names ..."""
+        return self._get(self.training_params)
 
 
 class ModelParts(TypedDict, total=False):

@@ -25,6 +25,7 @@ from spark_estimator.estimators.checks import (
     check_backend,
     check_bool,
     check_categories,
+    check_dict,
     check_edited_fields,
     check_function,
     check_functions,
@@ -520,6 +521,14 @@ MODEL = (
         "a dict from feature columns, under their names in the training, to the number that replaces null and NaN",
         "Mapping[str, float] | None",
         "dict[str, float] | None",
+    ),
+    Row(
+        "training_params",
+        None,
+        check_dict,
+        "the estimator's parameters that were set, as far as they are numbers, names or lists of these",
+        "Mapping[str, Any] | None",
+        "dict[str, Any]",
     ),
     *PREDICTING,
 )

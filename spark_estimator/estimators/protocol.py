@@ -112,9 +112,16 @@ class HorovodEstimator(Estimator[_Model], EstimatorParams):
             "label_columns": self._value("label_cols"),
             "run_id": run_id,
             "_metadata": metadata,
+            "training_params": {row.name: self._value(row.name) for row in self._rows if self._is_plain(row.name)},
         }
         passed_on = {row.name: self._value(row.name) for row in self._rows if row.name in _PASSED_ON}
         return {name: value for name, value in {**keywords, **passed_on}.items() if name in names}
+
+    def _is_plain(self, name: str) -> bool:
+        """Return whether a parameter was set, to what a file can hold, and a reader of `explainParams` expects."""
+        value = self._value(name)
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        return self.isSet(name) and all(each is None or isinstance(each, (bool, int, float, str)) for each in parts)
 
     def _get_or_create_backend(self) -> Any:
         """Return the backend of `fit`: an object with ``run(fn, args, kwargs, env)`` and ``num_processes()``.

@@ -267,6 +267,7 @@ class TransformersModelArguments(PredictingArguments, InferenceArguments, total=
     feature_columns: Sequence[str] | None
     label_columns: Sequence[str] | None
     run_id: str | None
+    training_params: Mapping[str, Any] | None
     labels: Any
     label_type: str
     batch_size: int
@@ -285,6 +286,7 @@ class TransformersModelKeywords(PredictingKeywords, InferenceKeywords):
     feature_columns: Param[list[str] | None]
     label_columns: Param[list[str] | None]
     run_id: Param[str | None]
+    training_params: Param[dict[str, Any]]
     labels: Param[list[Any] | None]
     label_type: Param[str]
     batch_size: Param[int]
@@ -354,6 +356,14 @@ class TransformersModelKeywords(PredictingKeywords, InferenceKeywords):
     def getRunId(self) -> str | None:
         """Return run_id: the name of the training."""
         return self._get(self.run_id)
+
+    def setTrainingParams(self, value: Mapping[str, Any] | None) -> Self:
+        """Set training_params: the estimator's parameters that were set, as far as they are numbers, names or ..."""
+        return self._set(training_params=value)
+
+    def getTrainingParams(self) -> dict[str, Any]:
+        """Return training_params: the estimator's parameters that were set, as far as they are numbers, names ..."""
+        return self._get(self.training_params)
 
     def setLabels(self, value: Any) -> Self:
         """Set labels: the classes, in the order of the model's outputs."""

@@ -198,7 +198,7 @@ MODEL = (
     Row("model", None, checks.accept, "the trained model of transformers, or of peft", saved=False),
     Row("tokenizer", None, checks.accept, "the tokenizer that it was trained with", saved=False),
     _TASK,
-    *(_MODEL[name] for name in ("feature_columns", "label_columns", "run_id")),
+    *(_MODEL[name] for name in ("feature_columns", "label_columns", "run_id", "training_params")),
     Row(
         "labels", None, checks.check_list, "the classes, in the order of the model's outputs", "Any", "list[Any] | None"
     ),

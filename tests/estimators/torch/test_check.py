@@ -132,8 +132,14 @@ def test_torchmetrics_objects_are_computed_here() -> None:
     for count in (1, 4):
         assert run(Binary(), metrics=[metrics.R2Score()], count=count) == (1,)
     for metric, words in (
-        (metrics.KendallRankCorrCoef(), "the metric KendallRankCorrCoef raised IndexError: .* output .4, 1. and the la"),
-        (classes.MulticlassF1Score(num_classes=3), r"MulticlassF1Score raised .*output \[4, 1\] and the labels \[4, 1\]"),
+        (
+            metrics.KendallRankCorrCoef(),
+            "the metric KendallRankCorrCoef raised IndexError: .* output .4, 1. and the la",
+        ),
+        (
+            classes.MulticlassF1Score(num_classes=3),
+            r"MulticlassF1Score raised .*output \[4, 1\] and the labels \[4, 1\]",
+        ),
         (metrics.wrappers.MinMaxMetric(metrics.R2Score()), r"MinMaxMetric returned {'raw.*not one tensor of numbers"),
     ):
         with pytest.raises(DataError, match=words):
@@ -142,12 +148,14 @@ def test_torchmetrics_objects_are_computed_here() -> None:
     per_class = metrics.MeanSquaredError(num_outputs=2)
     net = nn.Sequential(nn.Linear(3, 2))
     labels = torch.zeros(4, 2)
-    parts = TorchParts(net, torch.optim.SGD(net.parameters(), 0.1), [lambda output, _: output.mean()], [1.0], [[per_class]])
+    parts = TorchParts(
+        net, torch.optim.SGD(net.parameters(), 0.1), [lambda output, _: output.mean()], [1.0], [[per_class]]
+    )
     batch, fields = rows(), Fields((X,), (replace(Y, widths=(2,), shape=(2,)),), None)
     pairs = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(labels.reshape(-1).numpy()), 2)
     batch = pyarrow.RecordBatch.from_arrays([batch.column(0), pairs], names=["c0", "c1"])
     assert TorchTrial(parts).run(batch, fields) == (2,), "a list in the history"
     with pytest.raises(DataError, match=r"MeanSquaredError returned tensor.* and not one number"):
         TorchTrial(parts, [None, "train.MeanSquaredError"]).run(batch, fields)
-    with pytest.raises(DataError, match="MeanSquaredError returned tensor.* and not one number"):
+    with pytest.raises(DataError, match=r"MeanSquaredError returned tensor.* and not one number"):
         TorchTrial(parts, counts=lambda _: False).run(batch, fields)

@@ -228,7 +228,9 @@ def test_what_metrics_keep_is_not_copied_in_each_step(monkeypatch: pytest.Monkey
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         recipe = StepRecipe(skips=True)
         metrics = [[classes.BinaryAUROC()]]
-        parts = TorchParts(net, optimizer, [nn.BCEWithLogitsLoss()], [1.0], metrics, metric_names=[["auc"]], recipe=recipe)
+        parts = TorchParts(
+            net, optimizer, [nn.BCEWithLogitsLoss()], [1.0], metrics, metric_names=[["auc"]], recipe=recipe
+        )
         trainer = Trainer(spec_of(framework=parts, batch_size=4, backward_passes_per_step=passes, verbose=0))
         rows = RankRows(([features], [labels]), numpy.arange(len(features)), (len(features),))
         copied[0] = 0

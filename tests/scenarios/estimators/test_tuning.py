@@ -12,7 +12,7 @@ import torch
 import torchmetrics
 from torch import nn
 
-from spark_estimator import TorchEstimator
+from spark_estimator import TorchEstimator, TorchModel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,3 +102,45 @@ def test_the_options_of_steps_are_in_grids(flowers: DataFrame, estimator: Make) 
     for grid_point, accuracy in zip(grid, split.validationMetrics, strict=True):
         assert (accuracy > 0.8) if grid_point[made.gradient_clip_norm] == 1.0 else (accuracy < 0.2), grid_point
     assert split.bestModel.getHistory()[0]["validations"][0]["step"] == 1
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("kind", ["TrainValidationSplit", "CrossValidator"])
+def test_the_best_model_names_what_it_was_trained_with(
+    flowers: DataFrame, estimator: Make, tmp_path: Path, kind: str
+) -> None:
+    from pyspark.ml import tuning
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+
+    net = nn.Linear(2, 2)
+    net.load_state_dict({"weight": torch.tensor([[-1.0, 1.0], [1.0, -1.0]]), "bias": torch.zeros(2)})
+    made: Any = estimator(
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.5),
+        loss=nn.CrossEntropyLoss(),
+        feature_cols=["a", "b"],
+        label_cols=["label"],
+        prediction_col="prediction",
+        num_proc=2,
+        epochs=12,
+        verbose=0,
+    )
+    rows = flowers.selectExpr("a", "b", "cast(kind = 'b' as double) label")
+    options = (made.gradient_clip_norm, made.lr_scheduler, made.warmup_steps, made.mixed_precision)
+    values = ([1e-9, "linear", 0, None], [1.0, "cosine", 2, "bf16"], [1.0, "constant", 2, "fp16"])
+    grid = [dict(zip(options, each, strict=True)) for each in values]
+    more = {"trainRatio": 0.7} if kind == "TrainValidationSplit" else {"numFolds": 2}
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    found = getattr(tuning, kind)(
+        estimator=made, estimatorParamMaps=grid, evaluator=evaluator, seed=4, parallelism=2, **more
+    ).fit(rows)
+    scores = found.validationMetrics if more.get("trainRatio") else found.avgMetrics
+    assert scores[0] < 0.2 and min(scores[1:]) > 0.8
+    best = values[scores.index(max(scores))]
+    found.bestModel.write().overwrite().save(str(tmp_path / "best"))
+    for model in (found.bestModel, TorchModel.load(str(tmp_path / "best"))):
+        params = model.getTrainingParams()
+        assert [params[option.name] for option in options] == best and params["epochs"] == 12
+        assert "model" not in params
+        (line,) = [line for line in model.explainParams().splitlines() if line.startswith("training_params: ")]
+        assert all(f"{option.name!r}: {value!r}" in line for option, value in zip(options, best, strict=True)), line

@@ -213,7 +213,10 @@ def test_a_warm_up_as_long_as_the_training_is_reported(rows: str, caplog: pytest
         values = {"lr_scheduler": "cosine", "warmup_steps": warmup}
         rates_of(rows, lambda _, values=values: values)
         said = [record.getMessage() for record in caplog.records if "warmup" in record.getMessage()]
-        assert said == ["warmup_steps=12: the training has 12 steps, and ends before the learning rate is reached."] * lines
+        assert (
+            said
+            == ["warmup_steps=12: the training has 12 steps, and ends before the learning rate is reached."] * lines
+        )
 
 
 def test_the_curve_of_a_run_that_resumes(tmp_path: Path, rows: str) -> None:
