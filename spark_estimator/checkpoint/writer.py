@@ -132,11 +132,12 @@ class Writer:
             raised = type(failure).__name__
             error = f"{raised}: {remove_links(str(failure))}"
         seconds = time.monotonic() - began
+        # First: a rank that waits until the writer has no more work then finds the report.
+        self.send_report(ticket=slot.ticket, error=error, raised=raised, path=path, seconds=seconds, bytes=size)
         with self._control.hold_lock():
             done = {"failed": slot.ticket} if error else {"completed": slot.ticket}
             self._control.set_outcome(**done)
             self._control.set_slot(number, CopySlot(SlotState.FREE))
-        self.send_report(ticket=slot.ticket, error=error, raised=raised, path=path, seconds=seconds, bytes=size)
 
     def retry(self, act: Callable[[], int], ticket: int) -> int:
         """Return the result of `act`, which is called again if the store fails."""
