@@ -8,6 +8,7 @@ it, the caller starts the worker as a new process.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -36,6 +37,7 @@ main()"""
 _LONGEST_ANSWER = timedelta(minutes=2)
 # What PyTorch imports when an optimizer is first used, for a second: not until then, as not every job uses one.
 _TORCH_LATER = ("torch._dynamo",)
+_LONGEST_END = timedelta(seconds=1)
 _MEMORY_INTERVAL = timedelta(seconds=1)
 # From /proc/thread-self/status: what a process inherits, beside its environment, folder and limits.
 _INHERITED = (
@@ -75,6 +77,7 @@ class Preparation:
             os.getcwd(),
             str(os.getpriority(os.PRIO_PROCESS, 0)),
             Path("/proc/self/limits").read_text(),
+            Path("/proc/self/cgroup").read_text(),
             *(line for line in status if line.split(":")[0] in _INHERITED),
             *_describe_packages(),
         ]
@@ -106,7 +109,10 @@ class ForkServer:
         self._later = _TORCH_LATER if any("torch" in name for name in preparation.modules) else ()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_LONGEST_ANSWER.total_seconds())
-        threading.Thread(target=self._keep, args=(theirs,), name="spark_estimator fork server", daemon=True).start()
+        self._keeper = threading.Thread(
+            target=self._keep, args=(theirs,), name="spark_estimator fork server", daemon=True
+        )
+        self._keeper.start()
 
     def reserve(self) -> bool:
         """Keep the server for one more worker, until `release`. Return False if it has ended."""
@@ -148,6 +154,10 @@ class ForkServer:
         with self._condition:
             self._ended = True
             self._condition.notify()
+
+    def wait(self, limit: timedelta) -> None:
+        """Wait until the process has ended."""
+        self._keeper.join(limit.total_seconds())
 
     def _keep(self, theirs: socket.socket) -> None:
         """Start the server, and end it when it is no longer needed."""
@@ -221,6 +231,13 @@ def fork_worker(
             return None
 
 
+def _end_server() -> None:
+    """End the server together with the program: the kernel would do so a moment later."""
+    if _server is not None:
+        _server.end()
+        _server.wait(_LONGEST_END)
+
+
 def _forget_server() -> None:
     """Leave the server to the process that has started it."""
     global _server, _lock
@@ -228,3 +245,4 @@ def _forget_server() -> None:
 
 
 posix.register_at_fork(after_in_child=_forget_server)
+atexit.register(_end_server)

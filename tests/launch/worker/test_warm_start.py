@@ -253,6 +253,17 @@ def test_modules_that_start_threads_or_hold_descriptors_make_new_processes(
     assert not server.reserve()
 
 
+def test_a_server_ends_with_its_program() -> None:
+    program = (
+        "import os\nfrom spark_estimator import HorovodRunner\nHorovodRunner(np=-1).run(os.getpid)\n"
+        "print(*(open(f'/proc/self/task/{t}/children').read() for t in os.listdir('/proc/self/task')))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    (server,) = map(int, done.stdout.split())
+    assert not Path(f"/proc/{server}").exists()
+
+
 def test_a_copy_of_the_driver_does_not_use_its_server() -> None:
     run(os.getpid)
     pid = os.fork()
