@@ -1,9 +1,9 @@
-"""Counts how often slow ranks are named, and even ones are not; and what the division of the time costs.
+"""Counts how often slow ranks are named and even ones are, and times the division of a step.
 
 ``python -m benchmarks.stragglers [--runs 50] [--cause even input computing neighbour link] [--share 0.5]`` runs a job
 of two ranks for each cause. Its periods alternate: rank 1 is as fast as rank 0, and slow. In a slow period it must be
-named, with the right cause; after it, its recovery; nothing else may be said. In the job ``even`` no period is slow,
-and nobody may be named. *input*: its loader sleeps. *computing*: its forward pass sleeps. *neighbour*: other programs
+named, with the right cause; after it, its recovery; no other line may come. In the job ``even`` no period is slow,
+and no rank may be named. *input*: its loader sleeps. *computing*: its forward pass sleeps. *neighbour*: other programs
 compute on its core. *link*: its host sends at ``--rate`` bits per second (needs root and iproute2).
 
 ``--overhead`` compares the time of a step with the clocks and reports against that without, in interleaved blocks.
@@ -109,7 +109,7 @@ class Lines(io.StringIO):
         if " is slow because of " in text or " keeps up with " in text:
             self.named.append((time.monotonic(), text))
         elif "Traceback" in text or "Error" in text:
-            sys.__stdout__.write(text)
+            print(text, end="", file=sys.__stdout__)
         return len(text)
 
 
@@ -192,12 +192,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--neighbours", type=int, default=1, help="programs on the core of the slow rank (1)")
     parser.add_argument("--rate", type=int, default=200_000_000, help="of the slow link (200000000)")
     parser.add_argument("--overhead", type=int, metavar="BLOCKS", help="measure the costs in so many blocks instead")
-    parser.add_argument("--verbose", action="store_true", help="print what the launcher says of ranks")
+    parser.add_argument("--verbose", action="store_true", help="print the launcher's lines on ranks")
     options = parser.parse_args(arguments)
     if options.overhead:
         pairs = run(measure_overhead, args=(options.overhead,), num_proc=2)[0]
         with_clocks, without = (statistics.median(each) * 1e6 for each in zip(*pairs, strict=True))
-        ratio = statistics.median(one / other for one, other in pairs) - 1
+        ratio = statistics.median(timed / plain for timed, plain in pairs) - 1
         print(f"with {with_clocks:.1f} us a step, without {without:.1f} us, {ratio:+.2%} (median of blocks)")
         return 0
     failed = False

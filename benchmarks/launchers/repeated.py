@@ -9,7 +9,7 @@ interleaved rounds, after one round that is not counted:
 - *search*: `CrossValidator` over six parameters, once each, `num_proc=1` and two trials at a time.
 
 *warm* are this package's jobs; *cold* the same with ``SPARK_ESTIMATOR_WARM=0``. The losses of both must be the same.
-TorchDistributor's rounds come last: its tasks do not read their input, so that Spark ends their Python workers, and what
+TorchDistributor's rounds come last: its tasks do not read their input, so Spark ends their Python workers, and what
 these keep with them.
 """
 
@@ -96,8 +96,8 @@ def time_functions(size: int, rounds: int) -> None:
     }
     times: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
     losses = set()
-    own = [name for name in ways if name != "TorchDistributor"]
-    for number, name in [*product(range(rounds + 1), own), *product(range(rounds + 1), ["TorchDistributor"])]:
+    names = [name for name in ways if name != "TorchDistributor"]
+    for number, name in [*product(range(rounds + 1), names), *product(range(rounds + 1), ["TorchDistributor"])]:
         run, warm = ways[name]
         with contextlib.nullcontext() if warm else _without_server():
             began = time.time()

@@ -27,7 +27,7 @@ from spark_estimator.estimators.persistence.run_lease import Fence
 from spark_estimator.estimators.rows.row_source import read_rank_rows
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.observe import progress
-from spark_estimator.observe.step_times import Division
+from spark_estimator.observe.step_times import StepParts
 from spark_estimator.observe.training_meter import TrainingMeter
 from spark_estimator.observe.training_records import StepRecorder, send_record
 
@@ -169,7 +169,7 @@ def make_meter(spec: TrainSpec) -> TrainingMeter:
 def average_time(meter: TrainingMeter) -> dict[str, float]:
     """Return the seconds that each part of an epoch's training has taken, on average over the ranks. A collective."""
     of_ranks = arrays.allgather(numpy.array([meter.end_training()]), "times of an epoch")
-    return {name: round(float(each), 6) for name, each in zip(Division._fields, of_ranks.mean(axis=0), strict=True)}
+    return {name: round(float(each), 6) for name, each in zip(StepParts._fields, of_ranks.mean(axis=0), strict=True)}
 
 
 def to_averages(entry: Mapping[str, Any]) -> dict[str, float]:

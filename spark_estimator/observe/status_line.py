@@ -24,7 +24,7 @@ from typing import Any, Protocol, TextIO
 from spark_estimator.env import Settings
 from spark_estimator.observe.driver_log import announce, printable
 from spark_estimator.observe.progress import Progress
-from spark_estimator.observe.step_times import Division, divide
+from spark_estimator.observe.step_times import StepParts, divide
 from spark_estimator.observe.training_display import TrainingDisplay, TrainingState, format_training
 
 _REDRAWN_SECONDS = 0.2
@@ -257,13 +257,13 @@ def format_status(
 
 def _format_time(reports: Mapping[int, Sequence[Progress]]) -> str:
     """Return the shares of the steps' time, over all ranks, as percentages; those below one are left out."""
-    total = [0.0] * len(Division._fields)
+    total = [0.0] * len(StepParts._fields)
     for history in reports.values():
         samples = [report.sample for report in history if report.sample is not None]
         parts = divide(samples[0], samples[-1]) if samples else None
         if parts is not None:
             total = [before + more for before, more in zip(total, parts, strict=True)]
-    shares = {name: each / (sum(total) or 1.0) for name, each in zip(Division._fields, total, strict=True)}
+    shares = {name: each / (sum(total) or 1.0) for name, each in zip(StepParts._fields, total, strict=True)}
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
 
 

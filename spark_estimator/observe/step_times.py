@@ -82,7 +82,7 @@ class Sample:
         return cls(**{**fields, "host": fields["host"][:_MAX_HOST]})
 
 
-class Division(NamedTuple):
+class StepParts(NamedTuple):
     """The parts of some time, in seconds; the history's entries have these names."""
 
     input: float
@@ -91,7 +91,7 @@ class Division(NamedTuple):
     network: float
 
 
-def divide(before: Sample, after: Sample) -> Division | None:
+def divide(before: Sample, after: Sample) -> StepParts | None:
     """Return the parts of the time between two samples of a process; None: they are of two, or in the wrong order.
 
     The engine's clocks divide what was blocked: all that it did not run collectives was waiting for ranks. If it has
@@ -99,14 +99,14 @@ def divide(before: Sample, after: Sample) -> Division | None:
     """
     seconds = after.at - before.at
     names = ("input", "blocked", "waited", "executed")
-    given, blocked, waited, executed = (getattr(after, name) - getattr(before, name) for name in names)
-    if seconds <= 0 or min(given, blocked, waited, executed) < 0:
+    fed, blocked, waited, executed = (getattr(after, name) - getattr(before, name) for name in names)
+    if seconds <= 0 or min(fed, blocked, waited, executed) < 0:
         return None
     blocked = min(blocked, seconds)
-    given = min(given, seconds - blocked)
+    fed = min(fed, seconds - blocked)
     engine = waited + executed
     peers = blocked - executed if engine <= blocked else blocked * waited / engine
-    return Division(given, seconds - given - blocked, peers, blocked - peers)
+    return StepParts(fed, seconds - fed - blocked, peers, blocked - peers)
 
 
 _NONE = EngineTimes()

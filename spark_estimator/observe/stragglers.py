@@ -1,4 +1,4 @@
-"""Names ranks that hold up the others: on the driver, from the samples that the progress reports have.
+"""Names ranks that hold up the others, on the driver, from the samples in the progress reports.
 
 With synchronous steps all ranks take equally long for one; the slow rank is the one that waits least for the others. So
 it is found by what it does itself: its input and computing, against the median of the other ranks. A slow link shows
@@ -7,7 +7,7 @@ elsewhere: the rank behind it waits longer than others for data of the rank befo
 A rank is compared round by round. A round is a report of every rank, with ten steps at least, so that a pause in one
 step, or a burst of another program, makes one round slow and not five. It is slow when five rounds in a row, of 30
 steps together or more, would each have been shorter by a tenth of their rest without it; it has recovered when as many
-were not, by half of that. Both are said once.
+were not, by half of that. Each gets one line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
-from spark_estimator.observe.step_times import Division, Sample, divide
+from spark_estimator.observe.step_times import Sample, StepParts, divide
 from spark_estimator.state_machine import StateMachine
 
 #: A rank is slow if the rest of a step is exceeded by this share of it; one that is slow stays so above the half of it.
@@ -46,7 +46,7 @@ class Pace(Enum):
     RECOVERING = "It was named, and keeps up, for fewer rounds or steps than it takes to say so."
 
 
-class Round(Enum):
+class RoundResult(Enum):
     """What a round shows of a rank."""
 
     BEHIND = "It held up the others."
@@ -56,16 +56,16 @@ class Round(Enum):
 
 #: All changes of state that there are.
 TRANSITIONS = {
-    (Pace.EVEN, Round.BEHIND): Pace.LAGGING,
-    (Pace.EVEN, Round.LEVEL): Pace.EVEN,
-    (Pace.LAGGING, Round.BEHIND): Pace.LAGGING,
-    (Pace.LAGGING, Round.LEVEL): Pace.EVEN,
-    (Pace.LAGGING, Round.LASTING): Pace.SLOW,
-    (Pace.SLOW, Round.BEHIND): Pace.SLOW,
-    (Pace.SLOW, Round.LEVEL): Pace.RECOVERING,
-    (Pace.RECOVERING, Round.LEVEL): Pace.RECOVERING,
-    (Pace.RECOVERING, Round.BEHIND): Pace.SLOW,
-    (Pace.RECOVERING, Round.LASTING): Pace.EVEN,
+    (Pace.EVEN, RoundResult.BEHIND): Pace.LAGGING,
+    (Pace.EVEN, RoundResult.LEVEL): Pace.EVEN,
+    (Pace.LAGGING, RoundResult.BEHIND): Pace.LAGGING,
+    (Pace.LAGGING, RoundResult.LEVEL): Pace.EVEN,
+    (Pace.LAGGING, RoundResult.LASTING): Pace.SLOW,
+    (Pace.SLOW, RoundResult.BEHIND): Pace.SLOW,
+    (Pace.SLOW, RoundResult.LEVEL): Pace.RECOVERING,
+    (Pace.RECOVERING, RoundResult.LEVEL): Pace.RECOVERING,
+    (Pace.RECOVERING, RoundResult.BEHIND): Pace.SLOW,
+    (Pace.RECOVERING, RoundResult.LASTING): Pace.EVEN,
 }
 
 
@@ -96,7 +96,7 @@ class RankRound:
         source: the rank whose data that mostly was; -1: none.
     """
 
-    parts: Division
+    parts: StepParts
     for_data: float = 0.0
     source: int = -1
 
@@ -107,7 +107,7 @@ class RankRound:
         if parts is None or after.for_data < before.for_data or steps <= 0:
             return None
         return cls(
-            Division(*(each / steps for each in parts)), (after.for_data - before.for_data) / steps, after.source
+            StepParts(*(each / steps for each in parts)), (after.for_data - before.for_data) / steps, after.source
         )
 
     @property
@@ -120,11 +120,11 @@ def find_excess(rounds: Mapping[int, RankRound], slow: Iterable[int] = ()) -> di
     """Return the ranks that held up the others in a round of two ranks or more; `slow`: those that are slow by now."""
     limits = {rank: SLOW_SHARE / 2 if rank in set(slow) else SLOW_SHARE for rank in rounds}
     result: dict[int, Excess] = {}
-    for rank, own in rounds.items():
+    for rank, figures in rounds.items():
         others = [each for number, each in rounds.items() if number != rank]
-        seconds = own.own - median(each.own for each in others)
-        inputs = own.parts.input - median(each.parts.input for each in others)
-        share = _compute_share(seconds, own)
+        seconds = figures.own - median(each.own for each in others)
+        inputs = figures.parts.input - median(each.parts.input for each in others)
+        share = _compute_share(seconds, figures)
         if share >= limits[rank]:
             result[rank] = Excess(Cause.INPUT if inputs > seconds / 2 else Cause.PROCESSOR, seconds, share)
     by_link: dict[int, Excess] = {}
@@ -142,8 +142,8 @@ def find_excess(rounds: Mapping[int, RankRound], slow: Iterable[int] = ()) -> di
     return {**result, **by_link}
 
 
-def _compute_share(seconds: float, own: RankRound) -> float:
-    rest = sum(own.parts) - seconds
+def _compute_share(seconds: float, figures: RankRound) -> float:
+    rest = sum(figures.parts) - seconds
     return seconds / rest if seconds > 0 and rest > 0 else 0.0
 
 
@@ -154,13 +154,13 @@ class _Track:
         self.pace = StateMachine(Pace.EVEN, TRANSITIONS)
         self._rounds = self._steps = 0
 
-    def note(self, event: Round, steps: int) -> bool:
+    def note(self, event: RoundResult, steps: int) -> bool:
         """Note a round, and return whether the rank is to be named now, or its recovery."""
         if self.pace.fire(event):
             self._rounds = self._steps = 0
         self._rounds, self._steps = self._rounds + 1, self._steps + steps
         has_lasted = self._rounds >= ROUNDS and self._steps >= STEPS
-        return has_lasted and self.pace.allows(Round.LASTING) and self.pace.fire(Round.LASTING)
+        return has_lasted and self.pace.allows(RoundResult.LASTING) and self.pace.fire(RoundResult.LASTING)
 
 
 class StragglerWatch:
@@ -193,7 +193,7 @@ class StragglerWatch:
         excess, lines = find_excess(rounds, slow), []
         for rank in rounds:
             track = self._tracks.setdefault(rank, _Track())
-            if track.note(Round.BEHIND if rank in excess else Round.LEVEL, steps):
+            if track.note(RoundResult.BEHIND if rank in excess else RoundResult.LEVEL, steps):
                 lines.append(describe(hosts, rank, excess.get(rank)))
         return lines
 

@@ -91,7 +91,7 @@ def find_written(path: Path, rank: int, before: Mapping[Path, tuple[int, int, in
 
 
 def find_rank(path: Path, name: str) -> int | None:
-    """Return the rank whose file of the timeline `path` has this name; None: it is no such file."""
+    """Return the rank whose file of the timeline `path` has this name; None: it is another file."""
     match = re.fullmatch(rf"{re.escape(path.stem)}(?:\.set\d+)?(?:\.rank(\d+))?{re.escape(path.suffix)}", name)
     return None if match is None else int(match[1] or 0)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from spark_estimator.observe.step_times import Division, Sample, divide, take_sample
+from spark_estimator.observe.step_times import Sample, StepParts, divide, take_sample
 from spark_estimator.observe.training_records import StepRecorder
 
 TRAIN = "train"
@@ -102,7 +102,7 @@ class TrainingMeter:
         self._recorder = recorder
         self._now: _Counts | None = None
         self._before_validation: _Counts | None = None
-        self._time = Division(0.0, 0.0, 0.0, 0.0)
+        self._time = StepParts(0.0, 0.0, 0.0, 0.0)
         self._training_since: Sample | None = None  # None: it is validated, or the epoch's training has ended
         self._averages: dict[str, float] = {}
         self._points: list[Point] = []
@@ -113,7 +113,7 @@ class TrainingMeter:
         if self._recorder is not None:
             self._recorder.begin_epoch(step)
         self._before_validation = None
-        self._time, self._training_since = Division(0.0, 0.0, 0.0, 0.0), take_sample()
+        self._time, self._training_since = StepParts(0.0, 0.0, 0.0, 0.0), take_sample()
 
     def begin_validation(self, steps: int) -> None:
         """Begin validation, after the training of an epoch or in between."""
@@ -143,11 +143,11 @@ class TrainingMeter:
         if self._recorder is not None and part == TRAIN:
             self._recorder.end_step(epoch - 1, done, steps, counted, mean)
 
-    def end_training(self) -> Division:
+    def end_training(self) -> StepParts:
         """Return where the time of the epoch's training has gone until now, on this rank, without validations."""
         if self._training_since is not None:
             more = divide(self._training_since, take_sample()) or (0.0, 0.0, 0.0, 0.0)
-            self._time = Division(*(before + part for before, part in zip(self._time, more, strict=True)))
+            self._time = StepParts(*(before + part for before, part in zip(self._time, more, strict=True)))
             self._training_since = None
         return self._time
 

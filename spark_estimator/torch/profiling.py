@@ -45,7 +45,7 @@ class profile(contextlib.AbstractContextManager["profile"]):  # it is used like 
 
     Raises:
         TypeError, ValueError: an argument can't be used.
-        PreflightError: by the job: it has no such rank.
+        PreflightError: by the job: it has fewer ranks.
     """
 
     def __init__(

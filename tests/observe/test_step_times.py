@@ -13,29 +13,29 @@ import pytest
 
 from spark_estimator.data.batch_loader import AsyncDataLoaderMixin, BaseDataLoader
 from spark_estimator.observe import step_times
-from spark_estimator.observe.step_times import Division, EngineTimes, Sample, divide, take_sample, time_input
+from spark_estimator.observe.step_times import EngineTimes, Sample, StepParts, divide, take_sample, time_input
 
 START = Sample(at=100.0, steps=7, input=1.0, blocked=2.0, waited=3.0, executed=4.0)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "given", "blocked", "waited", "executed", "expected"),
+    ("seconds", "fed", "blocked", "waited", "executed", "expected"),
     [
-        (10, 0, 0, 0, 0, Division(0, 10, 0, 0)),
-        (10, 1, 4, 3, 1, Division(1, 5, 3, 1)),
-        (10, 1, 4, 1, 1, Division(1, 5, 3, 1)),  # short waits, which the engine doesn't count
-        (10, 1, 4, 6, 2, Division(1, 5, 3, 1)),  # half of the exchange ran beside computing
-        (10, 0, 1, 0, 5, Division(0, 9, 0, 1)),
-        (10, 8, 12, 12, 0, Division(0, 0, 10, 0)),  # threads that wait at the same time
+        (10, 0, 0, 0, 0, StepParts(0, 10, 0, 0)),
+        (10, 1, 4, 3, 1, StepParts(1, 5, 3, 1)),
+        (10, 1, 4, 1, 1, StepParts(1, 5, 3, 1)),  # short waits, which the engine doesn't count
+        (10, 1, 4, 6, 2, StepParts(1, 5, 3, 1)),  # half of the exchange ran beside computing
+        (10, 0, 1, 0, 5, StepParts(0, 9, 0, 1)),
+        (10, 8, 12, 12, 0, StepParts(0, 0, 10, 0)),  # threads that wait at the same time
         (0, 0, 0, 0, 0, None),
         (10, -1, 0, 0, 0, None),
         (10, 0, -1, 0, 0, None),
     ],
 )
 def test_the_time_between_two_samples_has_four_parts(
-    seconds: float, given: float, blocked: float, waited: float, executed: float, expected: Division | None
+    seconds: float, fed: float, blocked: float, waited: float, executed: float, expected: StepParts | None
 ) -> None:
-    after = Sample(100 + seconds, 8, 1.0 + given, 2.0 + blocked, 3.0 + waited, 4.0 + executed)
+    after = Sample(100 + seconds, 8, 1.0 + fed, 2.0 + blocked, 3.0 + waited, 4.0 + executed)
     parts = divide(START, after)
     assert parts == (None if expected is None else pytest.approx(expected))
     assert parts is None or sum(parts) == pytest.approx(seconds)
@@ -72,7 +72,7 @@ def test_the_wait_for_batches_is_input_and_their_use_is_not(monkeypatch: pytest.
         if number == 2:
             break
     after = take_sample()
-    assert divide(before, after) == pytest.approx(Division(6, 30, 0, 0)) and closed
+    assert divide(before, after) == pytest.approx(StepParts(6, 30, 0, 0)) and closed
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

@@ -61,7 +61,7 @@ def make_round(*parts: float, for_data: float = 0.0, source: int = -1) -> RankRo
             ],
             {0: (Cause.LINK, 1)},
         ),
-        # It ran beside computing, and nobody waited.
+        # It ran beside computing, and no rank waited.
         ([make_round(0.01, 0.09, 0, 0, for_data=0.05, source=1), make_round(0.01, 0.09, 0, 0, source=0)], {}),
         (
             [make_round(0.01, 0.09, 0.0, 0.01), make_round(0.03, 0.07, 0.0, 0.01), *[make_round(*EVEN)] * 4],
@@ -70,8 +70,8 @@ def make_round(*parts: float, for_data: float = 0.0, source: int = -1) -> RankRo
     ],
 )
 def test_who_holds_up_the_others(rounds: Sequence[RankRound], expected: Mapping[int, tuple[Cause, int]]) -> None:
-    found = find_excess(dict(enumerate(rounds)))
-    assert {rank: (excess.cause, excess.waiting) for rank, excess in found.items()} == expected
+    excesses = find_excess(dict(enumerate(rounds)))
+    assert {rank: (excess.cause, excess.waiting) for rank, excess in excesses.items()} == expected
 
 
 def test_a_slow_rank_has_recovered_below_half_of_the_limit() -> None:

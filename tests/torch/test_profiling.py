@@ -1,4 +1,4 @@
-"""Profiles of some steps of some ranks: what is in the traces, where they arrive, and what is said without one."""
+"""Profiles of some steps of some ranks: what is in the traces, where they arrive, and the line where there is none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for step in range(5):
 """
 
 
-def train(steps: int, own: tuple[int, int] | None = None) -> None:
+def train(steps: int, steps_here: tuple[int, int] | None = None) -> None:
     import contextlib
 
     import torch
@@ -43,7 +43,7 @@ def train(steps: int, own: tuple[int, int] | None = None) -> None:
     hvd.init()
     model = torch.nn.Linear(10, 1)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    with contextlib.nullcontext() if own is None else spark_estimator.profile(1, own):
+    with contextlib.nullcontext() if steps_here is None else spark_estimator.profile(1, steps_here):
         for _ in range(steps):
             optimizer.zero_grad()
             model(torch.ones(2, 10)).sum().backward()
@@ -91,7 +91,7 @@ def test_a_rank_that_does_not_exist_is_refused_before_the_job(tmp_path: Path) ->
 
 def test_a_loop_in_a_rank_profiles_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    HorovodRunner(np=-2).run(train, 4, own=(2, 3))
+    HorovodRunner(np=-2).run(train, 4, steps_here=(2, 3))
     (file,) = tmp_path.iterdir()
     assert file.name == "profile-rank1-steps2-3.json.gz"
     assert read_trace(file)[0][spans.EXCHANGE] == 2

@@ -171,9 +171,12 @@ def get_rates(trainer: Any) -> dict[str, Any] | None:
 
 def _set_back(checkpoint: dict[str, Any], rates: dict[str, Any]) -> dict[str, Any]:
     """Return Lightning's checkpoint with the rates of another moment, as of `get_rates`."""
-    states = []
+    states: list[dict[str, Any]] = []
+    none: dict[str, Any] = {}
     for state, groups in zip(checkpoint["optimizer_states"], rates["groups"], strict=True):
-        pairs = itertools.zip_longest(state["param_groups"], groups, fillvalue={})  # hooks may have added groups since
+        pairs = itertools.zip_longest(
+            state["param_groups"], groups, fillvalue=none
+        )  # hooks may have added groups since
         states.append({**state, "param_groups": [{**group, **before} for group, before in pairs]})
     return {**checkpoint, "optimizer_states": states, "lr_schedulers": rates["lr_schedulers"]}
 

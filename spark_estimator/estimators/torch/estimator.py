@@ -72,7 +72,7 @@ class _TorchTraining:
         )
         self.output_kinds: Sequence[OutputKind] = [get_output_kind(loss) for loss in parts.losses]
         schedule = parts.recipe.schedule
-        self.trial: Trial = TorchTrial(parts, (monitor, schedule and schedule.monitor))
+        self.trial: Trial = TorchTrial(parts, (monitor, schedule.monitor if schedule else None))
         self.train: Callable[[TrainSpec], TrainResult | None] = train
 
     def compute_digest(self) -> str:

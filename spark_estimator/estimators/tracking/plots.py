@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from spark_estimator.estimators.history import Epochs, flatten_time
-from spark_estimator.observe.step_times import Division
+from spark_estimator.observe.step_times import StepParts
 
 
 def draw_history(history: Epochs) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def draw_history(history: Epochs) -> dict[str, Any]:
     from matplotlib.figure import Figure
 
     prefixes = [loss.removesuffix("loss") for loss in history.losses]
-    others = {"epoch", *flatten_time({"time": dict.fromkeys(Division._fields, 0.0)})}
+    others = {"epoch", *flatten_time({"time": dict.fromkeys(StepParts._fields, 0.0)})}
     names = dict.fromkeys(name for row in rows for name in row if name not in others)
     pictures: dict[str, Any] = {}
     for name in dict.fromkeys(_strip_prefix(name, prefixes) for name in names):

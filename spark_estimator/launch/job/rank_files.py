@@ -76,7 +76,7 @@ def _send(file: Path, pass_piece: Callable[[str], bool]) -> str:
 
 
 class _Incoming:
-    """A file on its way, under another name until it is complete."""
+    """A file that arrives in pieces, under another name until it is complete."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -154,7 +154,7 @@ class DriverFiles:
             announce(problem)
 
     def _choose_target(self, piece: FilePiece) -> Path:
-        """Return where a file belongs. Raises ValueError: nobody has asked for it."""
+        """Return where a file belongs. Raises ValueError: the job has not asked for it."""
         if profiling.is_trace(piece.name):
             file_modes.make_folders(str(self._folder))
             return self._folder / piece.name

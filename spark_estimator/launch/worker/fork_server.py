@@ -4,16 +4,16 @@ A worker that it forks has a fresh interpreter: the server has imported modules,
 nothing of another one, and the second job of a session imports nothing. The supervisor stays the parent of each worker,
 as it is the nearest ancestor that adopts orphans (PR_SET_CHILD_SUBREAPER, prctl(2)) while the server forks twice.
 
-A request is one message with descriptors, an answer one message, both JSON: `ForkRequest`, and {"pid": 1} or {"refused":
-why}. Before the first one the server sends {} when it has imported the modules. A list of modules is imported as well,
-without an answer. Nothing secret passes through the server: the worker reads its spec from the pipe that it is given.
+A request is one message with descriptors, an answer one message, both JSON: `ForkRequest`, and {"pid": 1} or
+{"refused": why}. Before the first one the server sends {} when it has imported the modules. A list of modules is
+imported as well, without an answer. Nothing secret passes through the server: the worker reads its spec from the pipe
+that it is given.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -30,6 +30,7 @@ from typing import Any
 
 from spark_estimator.env import JOB_VARIABLE, PROCESS_VARIABLE
 from spark_estimator.launch.worker import worker
+from spark_estimator.posix import fcntl
 
 #: The longest message, and the most descriptors of one.
 MESSAGE_BYTES = 1 << 16

@@ -194,7 +194,7 @@ class ForkServer:
         remaining = self._idle_at - time.monotonic()
         if 0 < remaining < _MEMORY_INTERVAL.total_seconds():
             self._condition.wait(remaining)
-            return not self._workers and time.monotonic() >= self._idle_at
+            return self._is_idle()
         return remaining <= 0 or child_process.is_memory_short()
 
 

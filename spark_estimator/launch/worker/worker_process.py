@@ -72,11 +72,13 @@ class WorkerProcess:
             self.stdout, stdout = open_pipe()
             self.stderr, stderr = open_pipe()
             self.result, result = open_pipe()
-            self.progress, progress = open_pipe() if job.progress else (None, -1)
-            if self.progress is not None:
+            self.progress: FileIO | None = None
+            worker_descriptors = [result, *inherited]
+            if job.progress:
+                self.progress, progress = open_pipe()
                 environment[PROGRESS_FD_VARIABLE] = identify_pipe(progress)
-            inherited = [result, *([progress] if self.progress is not None else []), *inherited]
-            self._child = self._start(job, environment, (stdin, stdout, stderr), inherited)
+                worker_descriptors.append(progress)
+            self._child = self._start(job, environment, (stdin, stdout, stderr), worker_descriptors)
             own_ends.pop_all()
         for stream in (self.result, self.stdin, self.stdout, self.stderr):
             os.set_blocking(stream.fileno(), False)

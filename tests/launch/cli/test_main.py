@@ -159,8 +159,8 @@ def test_stdin_is_empty_and_nothing_is_inherited_that_should_not_be() -> None:
     code = "import os, sys; print(repr(sys.stdin.read()), sorted(os.listdir('/proc/self/fd'), key=int))"
     done = horovodrun("-np", "1", *python(code))
     assert "[0]<stdout>:'' ['0', '1', '2', " in done.stdout, done.stderr
-    # The rendezvous, two listening sockets, and the descriptor that lists the folder.
-    assert len(done.stdout.split("[", 2)[2].split(",")) == 7, done.stdout
+    # The rendezvous, two listening sockets, the pipe for progress, and the descriptor that lists the folder.
+    assert len(done.stdout.split("[", 2)[2].split(",")) == 8, done.stdout
 
 
 def test_output_files(tmp_path: Path) -> None:

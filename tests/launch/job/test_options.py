@@ -60,14 +60,15 @@ def test_texts() -> None:
         check_text("hosts", " ")
 
 
-def test_where_progress_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CI", "true")  # no screen
+def test_when_ranks_report_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")  # no screen: slow ranks are named all the same
     assert [JobOptions(verbose=verbose).progress_display for verbose in (0, 1, 2)] == [
         ProgressDisplay.OFF,
         ProgressDisplay.ON_SCREEN,
         ProgressDisplay.ON_SCREEN,
     ]
-    assert not JobSpec.build(add, 1, JobOptions()).progress
+    assert JobSpec.build(add, 1, JobOptions()).progress
+    assert not JobSpec.build(add, 1, JobOptions(verbose=0)).progress
     assert not JobSpec.build(add, 1, JobOptions(progress=ProgressDisplay.OFF)).progress
     assert JobSpec.build(add, 1, JobOptions(verbose=0, progress=ProgressDisplay.ANYWHERE)).progress
     monkeypatch.setenv("SPARK_ESTIMATOR_STATUS_LINE", "0")

@@ -1,4 +1,4 @@
-"""Files that come from the ranks' hosts to the driver: whole, bounded, in their place; or a line says where."""
+"""Files that come from the ranks' hosts to the driver: whole, bounded, in their place; or a line names their place."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def test_what_the_driver_has_loaded_and_the_function_names_is_preloaded(monkeypa
     )
     for name in ("spark_estimator.torch", "spark_estimator.keras"):
         monkeypatch.setitem(sys.modules, name, None)
-    found = spec.find_modules_to_preload(dump_function(train_there, (), {}))
-    assert found == ("torch", "tensorflow", "spark_estimator.torch"), "not Keras: its backend is chosen first"
+    modules = spec.find_modules_to_preload(dump_function(train_there, (), {}))
+    assert modules == ("torch", "tensorflow", "spark_estimator.torch"), "not Keras: its backend is chosen first"
 
 
 def test_the_driver_s_path_names_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def test_the_mark_and_the_job_are_shown_as_of_a_new_process() -> None:
 
 
 def test_processes_that_a_worker_leaves_behind_are_ended() -> None:
-    """Also copies of the worker that are in a session of their own: they have its mark."""
+    """Also copies of the worker in another session: they have its mark."""
 
     def leave() -> int:
         pid = os.fork()
@@ -244,11 +244,11 @@ def test_modules_that_start_threads_or_hold_descriptors_make_new_processes(
     environment |= {JOB_VARIABLE: "0" * 16, PROCESS_VARIABLE: "/" + "0" * 16}
     server = ForkServer(Preparation.take(environment, ["starts_a_thread"]))
     assert server.reserve()
-    own = {JOB_VARIABLE: "1" * 16, PROCESS_VARIABLE: "/" + "1" * 16}
+    variables = {JOB_VARIABLE: "1" * 16, PROCESS_VARIABLE: "/" + "1" * 16}
     with pytest.raises(fork_server.ForkRefusedError, match="has started threads: its"):
-        server.fork(ForkRequest(os.getpid(), 9, (0, 1, 2), own), [0, 1, 2])
+        server.fork(ForkRequest(os.getpid(), 9, (0, 1, 2), variables), [0, 1, 2])
     with pytest.raises(fork_server.ForkRefusedError, match="2 of 3 descriptors arrived"):
-        server.fork(ForkRequest(os.getpid(), 9, (0, 1, 2), own), [0, 1])
+        server.fork(ForkRequest(os.getpid(), 9, (0, 1, 2), variables), [0, 1])
     server.end()
     assert not server.reserve()
 

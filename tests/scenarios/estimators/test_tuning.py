@@ -131,14 +131,14 @@ def test_the_best_model_names_what_it_was_trained_with(
     grid = [dict(zip(options, each, strict=True)) for each in values]
     more = {"trainRatio": 0.7} if kind == "TrainValidationSplit" else {"numFolds": 2}
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
-    found = getattr(tuning, kind)(
+    search = getattr(tuning, kind)(
         estimator=made, estimatorParamMaps=grid, evaluator=evaluator, seed=4, parallelism=2, **more
     ).fit(rows)
-    scores = found.validationMetrics if more.get("trainRatio") else found.avgMetrics
+    scores = search.validationMetrics if more.get("trainRatio") else search.avgMetrics
     assert scores[0] < 0.2 and min(scores[1:]) > 0.8
     best = values[scores.index(max(scores))]
-    found.bestModel.write().overwrite().save(str(tmp_path / "best"))
-    for model in (found.bestModel, TorchModel.load(str(tmp_path / "best"))):
+    search.bestModel.write().overwrite().save(str(tmp_path / "best"))
+    for model in (search.bestModel, TorchModel.load(str(tmp_path / "best"))):
         params = model.getTrainingParams()
         assert [params[option.name] for option in options] == best and params["epochs"] == 12
         assert "model" not in params

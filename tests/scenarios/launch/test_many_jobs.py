@@ -31,7 +31,7 @@ def find_traces() -> list[str]:
     """What an earlier job may have left in this process; and leave the same for the next one."""
     import torch
 
-    found = {
+    traces = {
         "module": "a_trace" in sys.modules,
         "variable": "A_TRACE" in os.environ,
         "folder": os.getcwd().endswith("a trace"),
@@ -41,7 +41,7 @@ def find_traces() -> list[str]:
         "dtype": torch.get_default_dtype() is not torch.float32,
         "gradients": not torch.is_grad_enabled(),
         "random": random.getstate() == random.Random(5).getstate() or torch.initial_seed() == 5,
-        "descriptor": any(Path(f"/proc/self/fd/{name}").resolve() == Path("/etc/hostname") for name in os.listdir("/proc/self/fd")),
+        "descriptor": any(path.resolve() == Path("/etc/hostname") for path in Path("/proc/self/fd").iterdir()),
         "thread": any(thread.name == "a trace" for thread in threading.enumerate()),
     }  # fmt: skip
     sys.modules["a_trace"] = sys
@@ -57,7 +57,7 @@ def find_traces() -> list[str]:
     torch.manual_seed(5)
     sys.modules["an_open_file"] = open("/etc/hostname")  # type: ignore[assignment]  # noqa: SIM115
     threading.Thread(target=time.sleep, args=(1000,), name="a trace", daemon=True).start()
-    return [name for name, seen in found.items() if seen]
+    return [name for name, seen in traces.items() if seen]
 
 
 def run_collective() -> list[str]:

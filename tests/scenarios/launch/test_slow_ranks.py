@@ -54,16 +54,16 @@ def train_until_stopped(cause: str, stop: str, width: int) -> None:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """What the launcher says of ranks, which ends the training."""
-    said: list[str] = []
+    """The launcher's lines on ranks, of which one ends the training."""
+    lines: list[str] = []
 
     def announce(text: str) -> None:
         if text.startswith("rank "):
-            said.append(text)
+            lines.append(text)
             (tmp_path / "stop").touch()
 
     monkeypatch.setattr(monitor, "announce", announce)
-    return said
+    return lines
 
 
 @pytest.mark.timeout(400)

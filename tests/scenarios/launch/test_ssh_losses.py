@@ -230,7 +230,7 @@ def warned_program() -> str:
     """`RECOVERING`, but for rank 0, whose agent gets SIGTERM at step 7; each step takes 50 ms, and is printed."""
     changes = {
         "import os, signal": "import os, signal, time",
-        "state.step < 20": "state.step < 150",
+        "state.step < 20": "state.step < 300",
         "(7, 2)": "(7, 0)",
         "os.kill(os.getpid(), signal.SIGKILL)": "os.kill(parent(os.getppid()), signal.SIGTERM)",
         "        optimizer.step()": "        say_step(state.step)\n        optimizer.step()",
@@ -264,5 +264,5 @@ def test_the_ranks_of_a_warned_host_move_and_no_step_is_repeated(network: Networ
     assert "rank 0 (host far, pid " in done.stderr and "is about to lose its machine (it got SIGTERM)" in done.stderr
     assert f"starting 1 more on {here.address}" in done.stderr and "lost rank" not in done.stderr
     steps = re.findall(r"step (\d+) of (\d)", done.stdout)
-    assert sorted(steps) == sorted((str(step), str(rank)) for step in range(150) for rank in range(2))
-    assert done.stdout.count(f"weights [[-300.0, -300.0]] of 2 on {here.address}") == 2, done.stdout
+    assert sorted(steps) == sorted((str(step), str(rank)) for step in range(300) for rank in range(2))
+    assert done.stdout.count(f"weights [[-600.0, -600.0]] of 2 on {here.address}") == 2, done.stdout

@@ -178,13 +178,13 @@ def _make_curve(name: str, warmup: int, ratio: float, optimizer: Any, total: int
 
 
 def try_schedule(schedule: RateSchedule, optimizer: torch.optim.Optimizer, epochs: int) -> Any:
-    """Return a scheduler of a copy of the optimizer, whose rates stay as they are: what a rank will have.
+    """Return a scheduler of a copy of the optimizer, whose rates stay as they are, as a rank will have it.
 
     The ranks count the steps when they have the rows. A function that raises an error for another number may be right:
     None is returned, and the ranks find out before the first step.
 
     Raises:
-        DataError, TypeError, ValueError: as `make_scheduler`, whatever the number is.
+        DataError, TypeError, ValueError: as `make_scheduler`, for any number.
     """
     other = copy.copy(optimizer)
     other.param_groups = [dict(group) for group in optimizer.param_groups]

@@ -212,9 +212,9 @@ def test_a_warm_up_as_long_as_the_training_is_reported(rows: str, caplog: pytest
     for warmup, lines in ((11, 0), (12, 1)):
         values = {"lr_scheduler": "cosine", "warmup_steps": warmup}
         rates_of(rows, lambda _, values=values: values)
-        said = [record.getMessage() for record in caplog.records if "warmup" in record.getMessage()]
+        messages = [record.getMessage() for record in caplog.records if "warmup" in record.getMessage()]
         assert (
-            said
+            messages
             == ["warmup_steps=12: the training has 12 steps, and ends before the learning rate is reached."] * lines
         )
 
