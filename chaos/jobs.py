@@ -65,6 +65,8 @@ def environment_of(run: Run, mark: str, folder: Path) -> dict[str, str]:
     """The variables of a run's ranks: the limits of silence are short, so that a run is."""
     return {
         MARK: mark,
+        # The server that forks the ranks ends soon after them: it does not count as left behind.
+        "SPARK_ESTIMATOR_WARM": "0.2",
         "TMPDIR": str(folder),
         "OMP_NUM_THREADS": "1",
         "SPARK_ESTIMATOR_HEARTBEAT_SECONDS": "0.3",

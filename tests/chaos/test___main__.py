@@ -35,7 +35,7 @@ def test_a_violation_is_printed_with_the_command_that_repeats_it(
 def test_a_job_that_does_not_end_is_a_violation(tmp_path: Path) -> None:
     """Also one whose messages are collected: run 7 of this seed is elastic."""
     hanging = (
-        "from chaos import __main__, jobs; jobs.HANG_SECONDS = 0.5; __main__.main(['--seed', 'a51c2', '--run', '7'])"
+        "from chaos import __main__, jobs; jobs.HANG_SECONDS = 0.05; __main__.main(['--seed', 'a51c2', '--run', '7'])"
     )
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", hanging]
