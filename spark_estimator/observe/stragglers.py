@@ -5,9 +5,9 @@ it is found by what it does itself: its input and computing, against the median 
 elsewhere: the rank behind it waits longer than others for data of the rank before it.
 
 A rank is compared round by round. A round is a report of every rank, with ten steps at least, so that a pause in one
-step, or a burst of another program, makes one round slow and not five. It is slow when five rounds in a row, of 30
-steps together or more, would each have been shorter by a tenth of their rest without it; it has recovered when as many
-were not, by half of that. Each gets one line.
+step, or a burst of another program, makes one round slow and not five. It is slow when five rounds in a row would each
+have been shorter by a tenth of their rest without it; it has recovered when as many were not, by half of that. Each
+gets one line.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from spark_estimator.state_machine import StateMachine
 SLOW_SHARE = 0.1
 ROUND_STEPS = 10
 ROUND_SECONDS = 0.5
-#: It takes this number of rounds and of steps to be slow, or to have recovered.
+#: It takes this number of rounds to be slow, or to have recovered.
 ROUNDS = 5
-STEPS = 30
 
 
 class Cause(Enum):
@@ -41,9 +40,9 @@ class Pace(Enum):
     """The state of a rank."""
 
     EVEN = "It keeps up with the others."
-    LAGGING = "It holds them up, for fewer rounds or steps than it takes to name it."
+    LAGGING = "It holds them up, for fewer rounds than it takes to name it."
     SLOW = "It holds them up, and was named."
-    RECOVERING = "It was named, and keeps up, for fewer rounds or steps than it takes to say so."
+    RECOVERING = "It was named, and keeps up, for fewer rounds than it takes to say so."
 
 
 class RoundResult(Enum):
@@ -152,14 +151,14 @@ class _Track:
 
     def __init__(self) -> None:
         self.pace = StateMachine(Pace.EVEN, TRANSITIONS)
-        self._rounds = self._steps = 0
+        self._rounds = 0
 
-    def note(self, event: RoundResult, steps: int) -> bool:
+    def note(self, event: RoundResult) -> bool:
         """Note a round, and return whether the rank is to be named now, or its recovery."""
         if self.pace.fire(event):
-            self._rounds = self._steps = 0
-        self._rounds, self._steps = self._rounds + 1, self._steps + steps
-        has_lasted = self._rounds >= ROUNDS and self._steps >= STEPS
+            self._rounds = 0
+        self._rounds += 1
+        has_lasted = self._rounds >= ROUNDS
         return has_lasted and self.pace.allows(RoundResult.LASTING) and self.pace.fire(RoundResult.LASTING)
 
 
@@ -182,18 +181,17 @@ class StragglerWatch:
         if len(self._latest) < self._size or self._size < 2:
             return []
         rounds = {number: RankRound.between(self._began[number], each) for number, each in self._latest.items()}
-        steps = min(each.steps - self._began[number].steps for number, each in self._latest.items())
         hosts = {number: f"rank {number} (host {each.host})" for number, each in self._latest.items()}
         self._began, self._latest = self._latest, {}
         known = {number: each for number, each in rounds.items() if each is not None}
-        return self._judge(known, steps, hosts) if len(known) == self._size else []
+        return self._judge(known, hosts) if len(known) == self._size else []
 
-    def _judge(self, rounds: Mapping[int, RankRound], steps: int, hosts: Mapping[int, str]) -> list[str]:
+    def _judge(self, rounds: Mapping[int, RankRound], hosts: Mapping[int, str]) -> list[str]:
         slow = [rank for rank, track in self._tracks.items() if track.pace.state in (Pace.SLOW, Pace.RECOVERING)]
         excess, lines = find_excess(rounds, slow), []
         for rank in rounds:
             track = self._tracks.setdefault(rank, _Track())
-            if track.note(RoundResult.BEHIND if rank in excess else RoundResult.LEVEL, steps):
+            if track.note(RoundResult.BEHIND if rank in excess else RoundResult.LEVEL):
                 lines.append(describe(hosts, rank, excess.get(rank)))
         return lines
 

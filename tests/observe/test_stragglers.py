@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from spark_estimator.observe.step_times import Division, Sample
+from spark_estimator.observe.step_times import Sample, StepParts
 from spark_estimator.observe.stragglers import (
     ROUNDS,
     TRANSITIONS,
     Cause,
     Pace,
     RankRound,
-    Round,
+    RoundResult,
     StragglerWatch,
     find_excess,
 )
@@ -25,7 +25,7 @@ EVEN = (0.01, 0.07, 0.01, 0.01)
 
 
 def make_round(*parts: float, for_data: float = 0.0, source: int = -1) -> RankRound:
-    return RankRound(Division(*parts), for_data, source)
+    return RankRound(StepParts(*parts), for_data, source)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_a_slow_rank_has_recovered_below_half_of_the_limit() -> None:
 
 def test_each_event_is_in_the_table_where_it_can_happen() -> None:
     for pace in Pace:
-        assert {(pace, Round.BEHIND), (pace, Round.LEVEL)} <= TRANSITIONS.keys()
-        assert StateMachine(pace, TRANSITIONS).allows(Round.LASTING) == (pace in (Pace.LAGGING, Pace.RECOVERING))
+        assert {(pace, RoundResult.BEHIND), (pace, RoundResult.LEVEL)} <= TRANSITIONS.keys()
+        assert StateMachine(pace, TRANSITIONS).allows(RoundResult.LASTING) == (pace in (Pace.LAGGING, Pace.RECOVERING))
 
 
 class Ranks:

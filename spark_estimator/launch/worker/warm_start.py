@@ -124,7 +124,8 @@ class ForkServer:
         """Return the process of a new worker, a child of this process; for one thread at a time.
 
         Raises:
-            ForkRefusedError: the server can't do it.
+            ForkRefusedError: the server can't do it, or has not answered in time.
+            OSError: the server has ended.
         """
         try:
             if not self._ready:  # until it has imported the modules
@@ -132,10 +133,12 @@ class ForkServer:
             with child_process.adopt_orphans():
                 socket.send_fds(self._control, [request.to_json()], descriptors)
                 answer: dict[str, Any] = json.loads(self._control.recv(MESSAGE_BYTES) or b"{}")
-        except OSError as error:
-            raise ForkRefusedError(f"the server has ended: {error}") from error
-        if "pid" not in answer:
-            raise ForkRefusedError(answer.get("refused", "the server has ended"))
+        except TimeoutError as error:
+            raise ForkRefusedError(f"the server has not answered for {_LONGEST_ANSWER}") from error
+        if not answer:
+            raise ConnectionResetError("the server has ended")
+        if "refused" in answer:
+            raise ForkRefusedError(answer["refused"])
         return int(answer["pid"])
 
     def release(self, idle: timedelta) -> None:
@@ -227,8 +230,10 @@ def fork_worker(
             return _server.fork(request, descriptors), _server
         except ForkRefusedError:
             _refused.add(preparation)
-            _server.end()
-            return None
+        except OSError:
+            pass  # the next job gets another server
+        _server.end()
+        return None
 
 
 def _end_server() -> None:

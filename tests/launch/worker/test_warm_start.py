@@ -207,6 +207,7 @@ def test_a_server_that_was_killed_is_replaced() -> None:
     os.kill(pid, signal.SIGKILL)
     ranks = [run(os.getpid) for _ in range(2)]
     assert len(set(ranks)) == 2
+    assert len(find_servers()) == 1 and find_servers() != [pid], "the first is a new process, the second a fork"
 
 
 def test_a_server_leaves_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
