@@ -7,6 +7,7 @@ to watch. Nothing happens here but a note: a job acts on it between two steps, w
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shlex
@@ -50,6 +51,8 @@ class PreemptionWatch:
         if settings.preemption_signal and threading.current_thread() is threading.main_thread():
             self._caught = signal.Signals[settings.preemption_signal]
             signal.signal(self._caught, functools.partial(self._handle, signal.getsignal(self._caught)))
+            # Python gives up its handlers at its end, which may take seconds; an agent repeats the signal till then.
+            atexit.register(signal.signal, self._caught, signal.SIG_IGN)
         if settings.preemption_command:
             command = shlex.split(settings.preemption_command)
             threading.Thread(target=self._ask, args=(command,), name="spark_estimator preemption", daemon=True).start()

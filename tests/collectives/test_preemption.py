@@ -41,6 +41,19 @@ def run(program: str, **variables: str) -> str:
     return done.stdout
 
 
+def test_a_warning_that_comes_while_the_process_ends_does_not_kill_it() -> None:
+    program = """
+import ctypes
+preemption.watch().begin(Settings.read())
+# When Python has ended, libc calls raise(SIGTERM): on_exit passes the exit status.
+libc = ctypes.CDLL(None)
+libc.on_exit(libc["raise"], None)
+sys.exit(int(signal.SIGTERM))
+"""
+    environment = {**os.environ, "SPARK_ESTIMATOR_PREEMPTION_SIGNAL": "term"}
+    assert subprocess.run([sys.executable, "-c", _WAIT + program], env=environment, timeout=100).returncode == 15
+
+
 def test_a_signal_is_noted_and_passed_on_and_ends_a_forked_child_only_if_it_is_sigterm() -> None:
     program = """
 signal.signal(signal.{0}, lambda *_: print("mine", flush=True))
