@@ -272,12 +272,13 @@ int64_t Engine::Counter(std::string_view name) const {
     return counter->load(std::memory_order_relaxed);
   }
   if (name == "shared_memory") return group_.topology().all_share() ? 1 : 0;
+  if (name == "unsent_nanoseconds") return group_.UnsentTime();
   if (name == "hosts_share") return group_.topology().local ? 1 : 0;
   return -1;
 }
 
 const char* Engine::CounterNames() {
-  static const std::string names = NamesOfCounters() + "shared_memory hosts_share";
+  static const std::string names = NamesOfCounters() + "shared_memory hosts_share unsent_nanoseconds";
   return names.c_str();
 }
 
@@ -298,12 +299,8 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
     *text = progress_.Running();
     return Status::Ok();
   }
-  if (what == "waits") {
-    *text = group_.DescribeWaits();
-    return Status::Ok();
-  }
   return Status(SE_INVALID_ARGUMENT, "there is no description of '" + what +
-                                         "'; ask for flight_recorder, algorithms, gpu, running or waits");
+                                         "'; ask for flight_recorder, algorithms, gpu or running");
 }
 
 Status Engine::OrderRing(std::vector<int> ranks, bool halves_in_ring) {

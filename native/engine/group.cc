@@ -82,15 +82,6 @@ std::vector<int> Group::Awaited() const {
   return {topology_.hosts.members[host][static_cast<size_t>(local)]};
 }
 
-std::string Group::DescribeWaits() const {
-  std::string text;
-  for (int rank = 0; rank < config_.size; ++rank) {
-    const int64_t nanoseconds = rank == config_.rank ? 0 : streams_->WaitedFor(rank);
-    if (nanoseconds > 0) text += std::to_string(rank) + " " + std::to_string(nanoseconds) + "\n";
-  }
-  return text;
-}
-
 void Group::AbandonAfterFork() {
   links_.AbandonAfterFork();
   if (streams_) streams_->AbandonAfterFork();

@@ -67,8 +67,7 @@ class Group {
 
   const EngineConfig& config() const { return config_; }
   const Topology& topology() const { return topology_; }
-  // A line for each rank whose data this one has waited for in operations: "3 1200000", in nanoseconds.
-  std::string DescribeWaits() const;
+  int64_t UnsentTime() const { return streams_->UnsentTime(); }
   size_t cache_capacity() const { return cache_capacity_; }
   Executor& executor() const { return *executor_; }
   GpuExecutor& gpu() const { return *gpu_; }

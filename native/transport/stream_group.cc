@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kTurnBytes = size_t{1} << 20;
 // Scratch beyond this is freed after use, so that one large collective does not hold memory for ever.
 constexpr size_t kKeptScratchBytes = size_t{8} << 20;
+// The longest sleep while data is not sent yet: what the time that this takes is measured by.
+constexpr std::chrono::milliseconds kUnsentInterval{1};
 
 }  // namespace
 
@@ -23,8 +25,7 @@ SocketGroup::SocketGroup(int rank, std::vector<StripedSocket> sockets, Liveness*
       sockets_(std::move(sockets)),
       liveness_(liveness),
       late_(late),
-      asked_(late != nullptr ? sockets_.size() : 0),
-      waited_for_(sockets_.size()) {
+      asked_(late != nullptr ? sockets_.size() : 0) {
   next_check_ = Clock::now() + kLivenessInterval;
 }
 
@@ -72,6 +73,7 @@ Status SocketGroup::TrySend(int peer, const uint8_t* data, size_t bytes, size_t*
   const ssize_t n = sockets_[static_cast<size_t>(peer)].Send(data, std::min(bytes, kTurnBytes));
   if (n >= 0) {
     *moved = static_cast<size_t>(n);
+    last_receiver_ = peer;
     Moved(*moved);
     return Status::Ok();
   }
@@ -134,19 +136,27 @@ Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const 
     const bool is_connected = IsConnected(peer);
     WaitFor(peer, is_connected ? sockets_[static_cast<size_t>(peer)].receive_fd() : late_->arrival_fd(), POLLIN);
   }
+  const SendQueue before = ReadLastQueue();
   const Time began = Clock::now();
-  const int ready = poll(waits_.data(), waits_.size(), static_cast<int>(kLivenessInterval.count()));
+  const std::chrono::milliseconds timeout = before.has_unsent ? kUnsentInterval : kLivenessInterval;
+  const int ready = poll(waits_.data(), waits_.size(), static_cast<int>(timeout.count()));
   const int error_number = ready < 0 ? LastErrno() : 0;
   const Time ended = Clock::now();
-  const int64_t waited = std::chrono::duration_cast<std::chrono::nanoseconds>(ended - began).count();
-  for (const int peer : receivers_from) {
-    if (peer >= 0) waited_for_[static_cast<size_t>(peer)].fetch_add(waited, kRelaxed);
+  if (before.has_unsent) {
+    const int64_t held = ReadLastQueue().held_nanoseconds - before.held_nanoseconds;
+    const int64_t slept = std::chrono::nanoseconds(ended - began).count();
+    unsent_time_.fetch_add(std::max(slept - held, int64_t{0}), std::memory_order_relaxed);
   }
   if (error_number != 0 && error_number != EINTR) {
     return Status::System("waiting for peers failed (poll)", error_number);
   }
   // Also when something is ready: a transfer may take long, and others die while it runs.
-  return ready > 0 && ended < next_check_ ? Status::Ok() : CheckLiveness();
+  return (ready > 0 || before.has_unsent) && ended < next_check_ ? Status::Ok() : CheckLiveness();
+}
+
+SendQueue SocketGroup::ReadLastQueue() const {
+  if (last_receiver_ < 0) return {};
+  return ReadSendQueue(sockets_[static_cast<size_t>(last_receiver_)].sockets()[0].fd());
 }
 
 void SocketGroup::AbandonAfterFork() {

@@ -20,6 +20,7 @@
 #include "transport/liveness.h"
 #include "transport/polling.h"
 #include "transport/ring_order.h"
+#include "transport/send_queue.h"
 #include "transport/striped_socket.h"
 
 namespace spark_estimator {
@@ -58,8 +59,9 @@ class StreamGroup {
   virtual Status AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) = 0;
   // While Liveness is asked: the peers that the group waits for.
   virtual std::vector<int> Awaited() const { return {}; }
-  // By any thread: for how many nanoseconds this rank has slept until data of `peer` came.
-  virtual int64_t WaitedFor(int /*peer*/) const { return 0; }
+  // By any thread: for how many nanoseconds this rank has slept while data that it had given to the kernel was not sent
+  // yet, and the peer had room. That is its network's time: in a ring, all ranks wait for a slow link equally.
+  virtual int64_t UnsentTime() const { return 0; }
   // In a forked child: gives up what the group holds of the system without a word to the peers.
   virtual void AbandonAfterFork() {}
 
@@ -104,7 +106,7 @@ class SocketGroup : public StreamGroup {
   Status TryReceive(int peer, uint8_t* data, size_t bytes, size_t* moved) override;
   Status AwaitReady(std::span<const int> senders_to, std::span<const int> receivers_from) override;
   std::vector<int> Awaited() const override;
-  int64_t WaitedFor(int peer) const override { return waited_for_[static_cast<size_t>(peer)].load(kRelaxed); }
+  int64_t UnsentTime() const override { return unsent_time_.load(std::memory_order_relaxed); }
   void AbandonAfterFork() override;
 
  private:
@@ -116,13 +118,15 @@ class SocketGroup : public StreamGroup {
   Status Connect(int peer);
   Status TakeArrivals();
   void WaitFor(int peer, int fd, short events);
+  // Of the connection that was sent through last: the first of several, since they are equally busy.
+  SendQueue ReadLastQueue() const;
 
   std::vector<StripedSocket> sockets_;
   Liveness* liveness_;
   LateSockets* late_;
   std::vector<bool> asked_;  // [size], with `late`
-  static constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
-  std::vector<std::atomic<int64_t>> waited_for_;  // [size] nanoseconds
+  int last_receiver_ = -1;  // whom data was sent to last
+  std::atomic<int64_t> unsent_time_{0};
   Time next_check_;
   // Of AwaitReady; side by side.
   std::vector<pollfd> waits_;

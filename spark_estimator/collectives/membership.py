@@ -143,15 +143,14 @@ class EngineStarter:
         )
 
     def read_times(self) -> step_times.EngineTimes:
-        """Return what the engines have counted; for which ranks this one slept, by that of all ranks."""
+        """Return what the engines have counted."""
         engines = self._list_engines()
-        blocked, waited, executed = (
-            sum(engine.read_counter(f"{name}_nanoseconds") for engine in engines) / 1e9
-            for name in ("blocked", "wait", "execution")
+        return step_times.EngineTimes(
+            *(
+                sum(engine.read_counter(f"{name}_nanoseconds") for engine in engines) / 1e9
+                for name in ("blocked", "wait", "execution", "unsent")
+            )
         )
-        lines = (line.split() for engine in engines[:1] for line in engine.describe("waits").splitlines())
-        for_ranks = {int(rank): int(nanoseconds) / 1e9 for rank, nanoseconds in lines}
-        return step_times.EngineTimes(blocked, waited, executed, for_ranks)
 
     def _describe_waits(self, asked: Engine) -> str:
         """Return the report of a rank that others wait for, sent to them and written to its own log."""

@@ -24,6 +24,7 @@ from spark_estimator.observe.training_meter import TrainingMeter, TrainingReport
 from spark_estimator.posix import register_at_fork
 
 INTERVAL_SECONDS = 1.0
+_SAMPLE_SECONDS = 0.25
 _STOP_SECONDS = 2.0
 _FIELDS = {"at": (int, float), "steps": (int,), "calls": (int,), "waiting": (int, float), "waits_in": (str,)}
 _LONGEST_NAME = 100
@@ -132,12 +133,15 @@ class ProgressReporter:
     def _report_until_stopped(self) -> None:
         global _is_sample_due
         try:
-            while not self._stopped.wait(INTERVAL_SECONDS):
+            # The sample is asked for a little before, so that a step that ends meanwhile is in this report.
+            while not self._stopped.wait(INTERVAL_SECONDS - _SAMPLE_SECONDS):
+                _is_sample_due = True
+                if self._stopped.wait(_SAMPLE_SECONDS):
+                    break
                 calls, waiting, waits_in = self._measure()
                 training = None if _meter is None else _meter.report()
                 now = time.monotonic()
                 self._write(Progress(now, _steps, calls, waiting, waits_in[:_LONGEST_NAME], training, _sample))
-                _is_sample_due = True
             calls, _, _ = self._measure()
             self._write(Progress(time.monotonic(), _steps, calls))
         except Exception as error:

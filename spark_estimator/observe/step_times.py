@@ -1,11 +1,12 @@
 """Where the time of a rank's training goes: waiting for input, computing, waiting for other ranks, the network.
 
-Four clocks run from the start of the process and are never reset; any two samples of them give the division of the time
+Five clocks run from the start of the process and are never reset; any two samples of them give the division of the time
 between the two:
 
 * input: the training thread has waited in `time_input` for its next batch;
 * blocked: a caller has waited in the engine for collectives. Those that run beside computing do not count;
 * waited, executed: the engine has waited for other ranks to submit, and has run collectives;
+* sending: the engine has slept while data of this rank had not left its host yet, also beside computing;
 * the monotonic clock. What is neither input nor blocked is computing.
 
 A step costs nothing here: samples are taken at the end of a step, once a second for the progress report, and where an
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -33,14 +34,13 @@ class EngineTimes(NamedTuple):
     """Seconds that a membership's engines have counted.
 
     Attributes:
-        blocked, waited, executed: see above.
-        for_ranks: by rank, how long this one has slept in operations until that one's data came.
+        blocked, waited, executed, sending: see above.
     """
 
     blocked: float = 0.0
     waited: float = 0.0
     executed: float = 0.0
-    for_ranks: Mapping[int, float] = {}
+    sending: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,7 @@ class Sample:
     Attributes:
         at: on its host's monotonic clock.
         steps: that its optimizers have made.
-        input, blocked, waited, executed: see above.
-        for_data: how long it has slept in operations until other ranks' data came.
-        source: the rank for whose data it slept longest since the sample before; -1: none.
+        input, blocked, waited, executed, sending: see above.
         host: its name.
     """
 
@@ -62,8 +60,7 @@ class Sample:
     blocked: float = 0.0
     waited: float = 0.0
     executed: float = 0.0
-    for_data: float = 0.0
-    source: int = -1
+    sending: float = 0.0
     host: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,7 +70,7 @@ class Sample:
     @classmethod
     def from_dict(cls, fields: object) -> Sample:
         """Make the sample from what `to_dict` returned. Raises ValueError if the value is invalid."""
-        kinds = {"steps": int, "source": int, "host": str}
+        kinds = {"steps": int, "host": str}
         if not isinstance(fields, dict) or fields.keys() != cls.__dataclass_fields__.keys():
             raise ValueError("a sample of step times with unknown fields")
         for name, value in fields.items():
@@ -113,7 +110,6 @@ _NONE = EngineTimes()
 _input = 0.0
 _ended = _NONE  # of memberships that have ended
 _read: Callable[[], EngineTimes] | None = None
-_for_ranks: Mapping[int, float] = {}
 _host = ""
 
 
@@ -127,21 +123,13 @@ def follow_engines(read: Callable[[], EngineTimes] | None, host: str = "") -> No
 
 def take_sample(steps: int = 0) -> Sample:
     """Return this process's clocks as they are now, after this number of steps."""
-    global _for_ranks
-    now = _NONE if _read is None else _read()
-    last, _for_ranks = _for_ranks, now.for_ranks
-    since = {rank: seconds - last.get(rank, 0.0) for rank, seconds in now.for_ranks.items()}
-    source = max(since, key=lambda rank: since[rank], default=-1)
-    blocked, waited, executed, _ = _add(now)
-    return Sample(
-        time.monotonic(), steps, _input, blocked, waited, executed, sum(now.for_ranks.values()), source, _host
-    )
+    blocked, waited, executed, sending = _add(_NONE if _read is None else _read())
+    return Sample(time.monotonic(), steps, _input, blocked, waited, executed, sending, _host)
 
 
 def _add(now: EngineTimes) -> EngineTimes:
     """Add what memberships that have ended had counted."""
-    blocked, waited, executed = _ended.blocked + now.blocked, _ended.waited + now.waited, _ended.executed + now.executed
-    return EngineTimes(blocked, waited, executed)
+    return EngineTimes(*(ended + since for ended, since in zip(_ended, now, strict=True)))
 
 
 def time_input(batches: Iterable[T]) -> Iterator[T]:

@@ -1,13 +1,13 @@
 """Names ranks that hold up the others, on the driver, from the samples in the progress reports.
 
 With synchronous steps all ranks take equally long for one; the slow rank is the one that waits least for the others. So
-it is found by what it does itself: its input and computing, against the median of the other ranks. A slow link shows
-elsewhere: the rank behind it waits longer than others for data of the rank before it.
+it is found by what it does itself: its input and computing, against the median of the other ranks. All ranks wait for a
+slow link, in a ring about equally; it shows in how long its host's data waited to be sent, against other hosts' median.
 
-A rank is compared round by round. A round is a report of every rank, with ten steps at least, so that a pause in one
-step, or a burst of another program, makes one round slow and not five. It is slow when five rounds in a row would each
-have been shorter by a tenth of their rest without it; it has recovered when as many were not, by half of that. Each
-gets one line.
+A rank is compared round by round. A round is a report of every rank, with a step at least. It is slow when five rounds
+in a row, with 20 steps or more, would each have been shorter by a tenth of their rest without it; so a pause in one
+step, or a burst of another program, is not enough. It has recovered when as many were not, by half of that. Each gets
+one line.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from spark_estimator.state_machine import StateMachine
 
 #: A rank is slow if the rest of a step is exceeded by this share of it; one that is slow stays so above the half of it.
 SLOW_SHARE = 0.1
-ROUND_STEPS = 10
 ROUND_SECONDS = 0.5
-#: It takes this number of rounds to be slow, or to have recovered.
+#: It takes this number of rounds, and of steps in them, to be slow, or to have recovered.
 ROUNDS = 5
+STEPS = 20
 
 
 class Cause(Enum):
@@ -76,13 +76,11 @@ class Excess:
         cause: of the larger part of it.
         seconds: of a step.
         share: of the rest of the step.
-        waiting: the rank that waits for its data; -1: the cause is no link.
     """
 
     cause: Cause
     seconds: float
     share: float
-    waiting: int = -1
 
 
 @dataclass(frozen=True)
@@ -91,23 +89,24 @@ class RankRound:
 
     Attributes:
         parts: of the step.
-        for_data: it slept in operations until data came.
-        source: the rank whose data that mostly was; -1: none.
+        steps: of the round.
+        sending: its data waited to be sent.
+        host: its name.
     """
 
     parts: StepParts
-    for_data: float = 0.0
-    source: int = -1
+    steps: int = 1
+    sending: float = 0.0
+    host: str = ""
 
     @classmethod
     def between(cls, before: Sample, after: Sample) -> RankRound | None:
         """Return what was done between two samples; None: they are of two processes."""
         parts, steps = divide(before, after), after.steps - before.steps
-        if parts is None or after.for_data < before.for_data or steps <= 0:
+        sending = after.sending - before.sending
+        if parts is None or sending < 0 or steps <= 0:
             return None
-        return cls(
-            StepParts(*(each / steps for each in parts)), (after.for_data - before.for_data) / steps, after.source
-        )
+        return cls(StepParts(*(each / steps for each in parts)), steps, sending / steps, after.host)
 
     @property
     def own(self) -> float:
@@ -120,25 +119,32 @@ def find_excess(rounds: Mapping[int, RankRound], slow: Iterable[int] = ()) -> di
     limits = {rank: SLOW_SHARE / 2 if rank in set(slow) else SLOW_SHARE for rank in rounds}
     result: dict[int, Excess] = {}
     for rank, figures in rounds.items():
-        others = [each for number, each in rounds.items() if number != rank]
-        seconds = figures.own - median(each.own for each in others)
-        inputs = figures.parts.input - median(each.parts.input for each in others)
+        rest = [each for number, each in rounds.items() if number != rank]
+        seconds = figures.own - median(each.own for each in rest)
+        inputs = figures.parts.input - median(each.parts.input for each in rest)
         share = _compute_share(seconds, figures)
         if share >= limits[rank]:
             result[rank] = Excess(Cause.INPUT if inputs > seconds / 2 else Cause.PROCESSOR, seconds, share)
-    by_link: dict[int, Excess] = {}
-    for rank, waiting in rounds.items():
-        source, blocked = waiting.source, waiting.parts.peers + waiting.parts.network
-        if source not in rounds:
-            continue
-        usual = median(each.for_data for number, each in rounds.items() if number != rank)
-        seconds = min(waiting.for_data - usual, blocked)
-        # Of a rank that is slow itself the data comes late, too, and one that is slow finds it late.
-        known = max(result[each].seconds if each in result else 0.0 for each in (source, rank))
-        share = _compute_share(seconds, waiting)
-        if share >= limits[source] and seconds > max(known, by_link[source].seconds if source in by_link else 0.0):
-            by_link[source] = Excess(Cause.LINK, seconds, share, rank)
-    return {**result, **by_link}
+    senders = _find_senders(rounds)
+    for rank in senders if len(senders) > 1 else []:
+        figures = rounds[rank]
+        longer = figures.sending - median(rounds[sender].sending for sender in senders if sender != rank)
+        # What is sent beside computing holds up nobody.
+        seconds = min(longer, figures.parts.peers + figures.parts.network)
+        share = _compute_share(seconds, figures)
+        if share >= limits[rank] and (rank not in result or seconds > result[rank].seconds):
+            result[rank] = Excess(Cause.LINK, seconds, share)
+    return result
+
+
+def _find_senders(rounds: Mapping[int, RankRound]) -> list[int]:
+    """Return of each host the rank that sends longest: of its ranks, one may send for all."""
+    by_host: dict[str, int] = {}
+    for rank, figures in rounds.items():
+        known = by_host.setdefault(figures.host, rank)
+        if figures.sending > rounds[known].sending:
+            by_host[figures.host] = rank
+    return list(by_host.values())
 
 
 def _compute_share(seconds: float, figures: RankRound) -> float:
@@ -151,14 +157,15 @@ class _Track:
 
     def __init__(self) -> None:
         self.pace = StateMachine(Pace.EVEN, TRANSITIONS)
-        self._rounds = 0
+        self._rounds = self._steps = 0
 
-    def note(self, event: RoundResult) -> bool:
-        """Note a round, and return whether the rank is to be named now, or its recovery."""
+    def note(self, event: RoundResult, steps: int) -> bool:
+        """Note a round of some steps, and return whether the rank is to be named now, or its recovery."""
         if self.pace.fire(event):
-            self._rounds = 0
+            self._rounds = self._steps = 0
         self._rounds += 1
-        has_lasted = self._rounds >= ROUNDS
+        self._steps += steps
+        has_lasted = self._rounds >= ROUNDS and self._steps >= STEPS
         return has_lasted and self.pace.allows(RoundResult.LASTING) and self.pace.fire(RoundResult.LASTING)
 
 
@@ -176,7 +183,7 @@ class StragglerWatch:
         began = self._began.setdefault(rank, sample)
         if sample.steps < began.steps or sample.at < began.at:  # another process has taken its place
             self._began[rank] = began = sample
-        if sample.steps - began.steps >= ROUND_STEPS and sample.at - began.at >= ROUND_SECONDS:
+        if sample.steps > began.steps and sample.at - began.at >= ROUND_SECONDS:
             self._latest[rank] = sample
         if len(self._latest) < self._size or self._size < 2:
             return []
@@ -191,7 +198,7 @@ class StragglerWatch:
         excess, lines = find_excess(rounds, slow), []
         for rank in rounds:
             track = self._tracks.setdefault(rank, _Track())
-            if track.note(RoundResult.BEHIND if rank in excess else RoundResult.LEVEL):
+            if track.note(RoundResult.BEHIND if rank in excess else RoundResult.LEVEL, rounds[rank].steps):
                 lines.append(describe(hosts, rank, excess.get(rank)))
         return lines
 
@@ -204,6 +211,6 @@ def describe(hosts: Mapping[int, str], rank: int, excess: Excess | None) -> str:
     why = {
         Cause.INPUT: f"it waits {milliseconds} for its input than the others",
         Cause.PROCESSOR: f"it computes {milliseconds} than the others",
-        Cause.LINK: f"{hosts.get(excess.waiting)} waits {milliseconds} for its data than others do for theirs",
+        Cause.LINK: f"its data waits {milliseconds} to be sent than that of other hosts",
     }[excess.cause]
     return f"{hosts[rank]} is slow because of {excess.cause.value}, and each step {excess.share:.0%} longer: {why}."

@@ -42,8 +42,8 @@ def test_the_time_between_two_samples_has_four_parts(
 
 
 def test_a_sample_survives_its_journey() -> None:
-    sample = replace(START, for_data=0.123456789, source=3, host="host-1")
-    assert Sample.from_dict(json.loads(json.dumps(sample.to_dict()))) == replace(sample, for_data=0.123457)
+    sample = replace(START, sending=0.123456789, host="host-1")
+    assert Sample.from_dict(json.loads(json.dumps(sample.to_dict()))) == replace(sample, sending=0.123457)
     assert len(Sample.from_dict({**sample.to_dict(), "host": "x" * 300}).host) == 64
 
 
@@ -96,14 +96,14 @@ def test_loaders_count_their_waits(ahead: int) -> None:
 
 def test_memberships_that_have_ended_keep_their_share() -> None:
     start = take_sample()
-    step_times.follow_engines(lambda: EngineTimes(1.0, 2.0, 3.0, {0: 1.0, 2: 4.0}), "host")
+    step_times.follow_engines(lambda: EngineTimes(1.0, 2.0, 3.0, 5.0), "host")
     first = take_sample()
     step_times.follow_engines(None)
-    step_times.follow_engines(lambda: EngineTimes(1.0, 1.0, 1.0, {0: 2.0, 2: 4.5}))
+    step_times.follow_engines(lambda: EngineTimes(1.0, 1.0, 1.0, 2.0))
     second = take_sample()
     step_times.follow_engines(None)
     assert first.blocked - start.blocked == pytest.approx(1.0)
-    assert (first.source, first.for_data, first.host) == (2, 5.0, "host")
+    assert (first.sending - start.sending, first.host) == (pytest.approx(5.0), "host")
     assert second.blocked - start.blocked == pytest.approx(2.0)
     assert second.executed - start.executed == pytest.approx(4.0)
-    assert second.source == 0
+    assert second.sending - start.sending == pytest.approx(7.0)

@@ -298,9 +298,8 @@ SE_API int64_t se_counter(se_engine* engine, const char* name);
 SE_API const char* se_counter_names(void);
 
 /* The engine's state as text: "flight_recorder" (the last 1,000 ops, one a line, newest last), "algorithms" (the
- * one for each size), "gpu" (how GPU tensors are sent, and why; empty before the first), "running" (the operation
- * that runs and the ranks that it waits for; empty when it waits for none) or "waits" (for each rank whose data this
- * one has slept for in operations, a line with the rank and the nanoseconds). Copies up to `capacity` bytes with a
+ * one for each size), "gpu" (how GPU tensors are sent, and why; empty before the first) or "running" (the operation
+ * that runs and the ranks that it waits for; empty when it waits for none). Copies up to `capacity` bytes with a
  * closing NUL; *bytes gets the length that the whole text has. */
 SE_API int32_t se_describe(se_engine* engine, const char* what, char* text, int64_t capacity, int64_t* bytes);
 
