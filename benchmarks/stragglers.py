@@ -1,10 +1,15 @@
 """Counts how often slow ranks are named and even ones are, and times the division of a step.
 
-``python -m benchmarks.stragglers [--runs 50] [--cause even input computing neighbour link] [--share 0.5]`` runs a job
-of two ranks for each cause. Its periods alternate: rank 1 is as fast as rank 0, and slow. In a slow period it must be
-named, with the right cause; after it, its recovery; no other line may come. In the job ``even`` no period is slow,
-and no rank may be named. *input*: its loader sleeps. *computing*: its forward pass sleeps. *neighbour*: other programs
-compute on its core. *link*: its host sends at ``--rate`` bits per second (needs root and iproute2).
+``python -m benchmarks.stragglers [--runs 50] [--cause even input computing neighbour link] [--share 0.2]`` runs a job
+of two ranks for each cause. In its first period both are equally fast; then one is slow in each, by turns. That one
+must be named, with the right cause, and the other's recovery; no other line may come. In the job ``even`` no rank is
+slow, and none may be named. *input*: its loader sleeps. *computing*: its forward pass sleeps. *neighbour*: other
+programs compute on its core. *link*: its host sends at ``--rate`` bits per second (needs root and iproute2). It
+prints after how many steps a rank was named, and how much longer steps with a slow rank are.
+
+In ``neighbour`` the ranks compute. In the others a step waits for ``--device`` seconds, as one does that computes on
+a GPU: two processors of a virtual machine may differ by more than 20 % for seconds, and then one rank is slow indeed
+(``--cause even --device 0`` shows it). Other work on the machine spoils the result.
 
 ``--overhead`` compares the time of a step with the clocks and reports against that without, in interleaved blocks.
 """
@@ -14,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import itertools
 import os
 import re
 import statistics
@@ -24,6 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,8 +46,36 @@ CAUSES = {
 _BUSY = "while True: pass"
 
 
-def train_in_periods(kind: str, periods: int, seconds: float, share: float, width: int, neighbours: int) -> list[float]:
-    """The function of a rank: trains for some periods, of which each second one is slow. Returns their ends."""
+@dataclass(frozen=True)
+class Step:
+    """A step of rank 0.
+
+    Attributes:
+        at: its end, on the monotonic clock, which processes of a machine share.
+        seconds: it took.
+        period: it was in; from 1 on, rank 1 is slow in odd ones, rank 0 in even ones.
+    """
+
+    at: float
+    seconds: float
+    period: int
+
+
+def train_in_periods(
+    kind: str,
+    periods: int,
+    seconds: float,
+    share: float,
+    width: int,
+    rows: int,
+    device: float,
+    neighbours: int,
+    mark: str,
+) -> list[Step]:
+    """The function of a rank: trains in the first period, and some in each of which one is slow. Returns its steps.
+
+    Rank 0 writes the number of the period that begins into the file `mark`.
+    """
     import torch
 
     import spark_estimator.torch as hvd
@@ -56,14 +89,16 @@ def train_in_periods(kind: str, periods: int, seconds: float, share: float, widt
     optimizer = torch.optim.SGD(model.parameters(), 0.001)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     step_seconds = [0.0]
+    steps: list[Step] = []
     began = time.monotonic()
 
     def is_slow(what: str) -> bool:
-        return rank == 1 and kind == what and int((time.monotonic() - began) / seconds) % 2 == 1
+        period = int((time.monotonic() - began) / seconds)
+        return kind == what and period > 0 and period % 2 == rank
 
     class Loader(BaseDataLoader):
         def _iterate(self) -> Iterator[Any]:
-            batch = torch.randn(128, width)
+            batch = torch.randn(rows, width)
             while True:
                 if is_slow("input"):
                     time.sleep(share * step_seconds[0])
@@ -72,10 +107,13 @@ def train_in_periods(kind: str, periods: int, seconds: float, share: float, widt
     busy: list[subprocess.Popen[bytes]] = []
     try:
         for number, batch in enumerate(Loader()):
-            if number % 10 == 0:
-                over = time.monotonic() - began > periods * seconds
+            if number % 5 == 0:
+                over = time.monotonic() - began > (periods + 1) * seconds
                 if hvd.allreduce(torch.tensor(float(over)), op=hvd.Sum, name="over"):
                     break
+            period = int((time.monotonic() - began) / seconds)
+            if rank == 0 and (not steps or steps[-1].period != period):
+                Path(mark).write_text(str(period))
             if is_slow("neighbour") != bool(busy):
                 for program in busy:
                     program.kill()
@@ -85,17 +123,18 @@ def train_in_periods(kind: str, periods: int, seconds: float, share: float, widt
             optimizer.zero_grad()
             loss = model(batch).square().mean()
             extra = share * step_seconds[0] if is_slow("computing") else 0.0
-            time.sleep(extra)
+            time.sleep(device + extra)
             loss.backward()
             optimizer.step()
             taken = time.monotonic() - start - extra
-            # Of even periods, on average: what a slow one adds is a share of it.
-            if int((start - began) / seconds) % 2 == 0:
+            if period == 0:
                 step_seconds[0] = 0.9 * step_seconds[0] + 0.1 * taken if step_seconds[0] else taken
+            now = time.monotonic()
+            steps.append(Step(now, now - (steps[-1].at if steps else start), period))
     finally:
         for program in busy:
             program.kill()
-    return [step_seconds[0]]
+    return steps
 
 
 class Lines(io.StringIO):
@@ -113,42 +152,74 @@ class Lines(io.StringIO):
         return len(text)
 
 
-def judge(kind: str, lines: Sequence[str], runs: int) -> tuple[int, int]:
-    """Return in how many slow periods rank 1 was named with the right cause, and how many other lines there were."""
-    right = [line for line in lines if re.search(rf"rank 1 .* is slow because of {CAUSES[kind] or 'nothing'},", line)]
-    recovered = [line for line in lines if "rank 1 " in line and " keeps up with " in line]
-    return min(len(right), runs), len(lines) - len(right) - min(len(recovered), len(right))
+@dataclass(frozen=True)
+class Verdict:
+    """What the lines of a job were worth.
+
+    Attributes:
+        needed: how many slow steps it took until the rank was named with the right cause, of each period that it was.
+        false: lines that should not be.
+        step: seconds of one in the first period, the median.
+        slower: by which share steps of slow periods took longer.
+    """
+
+    needed: list[int]
+    false: list[str]
+    step: float
+    slower: float
 
 
-def run_trial(kind: str, options: argparse.Namespace) -> tuple[int, int]:
-    """Run the job of one cause. Return what `judge` does."""
-    periods = options.runs if kind == "even" else 2 * options.runs
-    arguments = (kind, periods, options.seconds, options.share, options.width, options.neighbours)
+def judge(kind: str, lines: Sequence[tuple[float, str]], steps: Sequence[Step]) -> Verdict:
+    """Compare the lines, with their times, with the steps of rank 0."""
+    needed, false, named = [], [], set()
+    for at, line in lines:
+        period = max((step.period for step in steps if step.at <= at), default=0)
+        found = re.search(rf"rank (\d) .* is slow because of {CAUSES[kind] or 'nothing'},", line)
+        if found and int(found[1]) == period % 2 and period > 0 and period not in named:
+            named.add(period)
+            needed.append(sum(step.period == period and step.at <= at for step in steps))
+        elif found or " keeps up with " not in line:
+            false.append(f"{line.strip()} (period {period})")
+    seconds = [statistics.median(step.seconds for step in steps if (step.period > 0) == slow) for slow in (False, True)]
+    return Verdict(needed, false, seconds[0], seconds[1] / seconds[0] - 1)
+
+
+def run_trial(kind: str, options: argparse.Namespace) -> Verdict:
+    """Run the job of one cause. Return what its lines were worth."""
     lines = Lines()
     with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         where: dict[str, Any] = {}
         if kind == "link":
             network = stack.enter_context(Network.open(hosts=2))
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             stack.enter_context(
                 patch.dict(os.environ, {"SPARK_ESTIMATOR_SSH_COMMAND": remote_shell(folder, network.hosts)})
             )
             where = {"hosts": "host0:1,host1:1", "network_interfaces": "eth0"}
-            stop, slow = threading.Event(), network.hosts[1]
+            stop = threading.Event()
 
             def change_link() -> None:
-                rates = itertools.cycle([options.rate, 0])
-                while not stop.wait(options.seconds):
-                    slow.limit_sending(next(rates))
+                limited: list[int] = []
+                while not stop.wait(0.02):
+                    text = (folder / "period").read_text() if (folder / "period").exists() else ""
+                    if text in ("", "0") or [int(text) % 2] == limited:
+                        continue
+                    for host in limited:
+                        network.hosts[host].limit_sending(0)
+                    limited = [int(text) % 2]
+                    network.hosts[limited[0]].limit_sending(options.rate)
 
             thread = threading.Thread(target=change_link, daemon=True)
             thread.start()
             stack.callback(stop.set)
+        device = 0.0 if kind == "neighbour" else options.device
+        rows = 32 if device else options.rows
+        sizes = (options.runs, options.seconds, options.share, options.width, rows, device, options.neighbours)
         with contextlib.redirect_stderr(lines):
-            [*_] = run(train_in_periods, args=arguments, num_proc=2, **where)
+            steps, _ = run(train_in_periods, args=(kind, *sizes, str(folder / "period")), num_proc=2, **where)
     if options.verbose:
         print(*(line.strip() for _, line in lines.named if line.strip()), sep="\n")
-    return judge(kind, [line for _, line in lines.named], options.runs)
+    return judge(kind, [(at, line) for at, line in lines.named if line.strip()], steps)
 
 
 def measure_overhead(blocks: int) -> list[tuple[float, float]]:
@@ -184,13 +255,15 @@ def measure_overhead(blocks: int) -> list[tuple[float, float]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print. Return 1 if a slow rank was not named, or another one was."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stragglers", description=__doc__)
-    parser.add_argument("--runs", type=int, default=50, help="periods that are slow (50)")
+    parser.add_argument("--runs", type=int, default=50, help="periods with a slow rank (50)")
     parser.add_argument("--cause", nargs="*", choices=[*CAUSES], default=[*CAUSES], help="which jobs (all)")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of a period (12)")
-    parser.add_argument("--share", type=float, default=0.5, help="of a step that is slept (0.5)")
-    parser.add_argument("--width", type=int, default=256, help="of the model's layers (256)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a period (10)")
+    parser.add_argument("--share", type=float, default=0.2, help="of a step that is slept (0.2)")
+    parser.add_argument("--width", type=int, default=512, help="of the model's layers (512)")
+    parser.add_argument("--rows", type=int, default=1536, help="of a batch (1536)")
+    parser.add_argument("--device", type=float, default=0.17, help="seconds that a step waits for one (0.17)")
     parser.add_argument("--neighbours", type=int, default=1, help="programs on the core of the slow rank (1)")
-    parser.add_argument("--rate", type=int, default=200_000_000, help="of the slow link (200000000)")
+    parser.add_argument("--rate", type=int, default=600_000_000, help="of the slow link (600000000)")
     parser.add_argument("--overhead", type=int, metavar="BLOCKS", help="measure the costs in so many blocks instead")
     parser.add_argument("--verbose", action="store_true", help="print the launcher's lines on ranks")
     options = parser.parse_args(arguments)
@@ -202,10 +275,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     failed = False
     for kind in options.cause:
-        right, others = run_trial(kind, options)
+        verdict = run_trial(kind, options)
         expected = 0 if kind == "even" else options.runs
-        failed |= right != expected or others > 0
-        print(f"{kind}: named in {right} of {options.runs} periods; {others} other lines", flush=True)
+        failed |= len(verdict.needed) != expected or bool(verdict.false)
+        print(f"{kind}: named in {len(verdict.needed)} of {expected} periods; {len(verdict.false)} false lines", end="")
+        print(f"; steps of {verdict.step * 1000:.0f} ms become {verdict.slower:.0%} longer", end="")
+        if verdict.needed:
+            print(f"; named after {statistics.median(verdict.needed):g} steps, {max(verdict.needed)} at most", end="")
+        print("", *verdict.false, sep="\n  ", flush=True)
     return int(failed)
 
 
