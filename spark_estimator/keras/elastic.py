@@ -65,10 +65,10 @@ def run(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
         PeerLostError: a rank is lost, and the job is not elastic (``horovodrun --min-np`` starts one).
     """
 
-    return run_fn(wrap_engine_errors(func), rejoin)
+    return run_fn(restore_engine_errors(func), rejoin)
 
 
-def wrap_engine_errors(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
+def restore_engine_errors(func: Callable[..., ValueT]) -> Callable[..., ValueT]:
     """Return a function that raises the engine's errors, which TensorFlow and JAX convert in their graphs."""
 
     @functools.wraps(func)

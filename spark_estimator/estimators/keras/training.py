@@ -19,7 +19,7 @@ from spark_estimator.estimators.rank_run import RankRun, average_time, begin, ch
 from spark_estimator.estimators.restarting import Round, train_in_rounds
 from spark_estimator.estimators.train_spec import TrainResult, TrainSpec
 from spark_estimator.estimators.training_progress import TrainingProgress
-from spark_estimator.keras.elastic import wrap_engine_errors
+from spark_estimator.keras.elastic import restore_engine_errors
 from spark_estimator.keras.optimizers import finalize
 from spark_estimator.keras.rates import rescale_rate
 from spark_estimator.observe.driver_log import log_to_driver
@@ -33,7 +33,7 @@ def train(spec: TrainSpec) -> TrainResult | None:
     their state is in checkpoints within an epoch, so that such a run ends with the same numbers as one without
     interruption. In an elastic job all ranks continue from there when one is lost (`restarting`).
     """
-    return train_in_rounds(spec, wrap_engine_errors(_train_once))
+    return train_in_rounds(spec, restore_engine_errors(_train_once))
 
 
 def _train_once(spec: TrainSpec, present: Round) -> TrainResult | None:
