@@ -153,11 +153,11 @@ def main(argv: list[str] | None = None) -> int:
 def run(epochs: int) -> float:
     """Start Spark, run `train`, print the accuracy and times, and return the accuracy. Raises PreflightError."""
     from spark_estimator import HorovodRunner
-    from spark_estimator.launch.spark.session import find_session
+    from spark_estimator.launch.spark.session import find_or_make_session
 
     print(f"Starting Spark on this machine with {RANKS} task slots ...", flush=True)
     begun = time.monotonic()
-    spark = find_session(RANKS)
+    spark = find_or_make_session(RANKS)
     ready = time.monotonic()
     print(f"Spark {spark.version} is up; HorovodRunner(np={RANKS}).run(train) ...", flush=True)
     accuracy: float = HorovodRunner(np=RANKS, driver_log_verbosity="all").run(train, epochs=epochs)

@@ -146,9 +146,9 @@ def cluster(spark: SparkSession | None = None, *, timeout: float = CLUSTER_SECON
     from spark_estimator.doctor.survey import examine_cluster
 
     if spark is None:
-        from spark_estimator.launch.spark.session import find_session
+        from spark_estimator.launch.spark.session import find_or_make_session
 
-        spark = find_session(0)
+        spark = find_or_make_session(0)
     return list(examine_cluster(spark, timedelta(seconds=timeout)))
 
 
@@ -171,9 +171,9 @@ def speed(
     if type(parameters) is not int or parameters < 1:
         raise ValueError(f"parameters must be an int, 1 or more; got {parameters!r}.")
     if spark is None:
-        from spark_estimator.launch.spark.session import find_session
+        from spark_estimator.launch.spark.session import find_or_make_session
 
-        spark = find_session(0)
+        spark = find_or_make_session(0)
     return measure_speed(spark, parameters, timedelta(seconds=timeout))
 
 
@@ -250,10 +250,10 @@ def _leave(status: int) -> NoReturn:
 @contextlib.contextmanager
 def _open_session(arguments: argparse.Namespace) -> Iterator[SparkSession | Finding]:
     """Yield the session that the command line asks for, or the problem that prevents it."""
-    from spark_estimator.launch.spark.session import find_session
+    from spark_estimator.launch.spark.session import find_or_make_session
 
     if not (arguments.master or arguments.remote or arguments.conf):
-        yield find_session(0)
+        yield find_or_make_session(0)
         return
     session = _start_session(arguments.master, arguments.remote, arguments.conf, timedelta(seconds=arguments.timeout))
     try:

@@ -215,11 +215,11 @@ def check_java() -> str:
 def check_spark_session() -> str:
     """Find or start a Spark session, count its slots, and run one rank in it. Raises PreflightError."""
     from spark_estimator.launch.spark.configuration import Configuration
-    from spark_estimator.launch.spark.session import find_session
+    from spark_estimator.launch.spark.session import find_or_make_session
     from spark_estimator.launch.spark.slots import check_session, count_slots
     from spark_estimator.runner import HorovodRunner
 
-    session = find_session(0)
+    session = find_or_make_session(0)
     check_session(session)
     slots = count_slots(session)
     rank = HorovodRunner(np=1).run(_describe_rank)

@@ -18,7 +18,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 EPOCH_ENDS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
 
 
-def find_epoch_ends(module: Any) -> list[str]:
+def list_epoch_end_hooks(module: Any) -> list[str]:
     """Return those of `EPOCH_ENDS` that a LightningModule has."""
     return [name for name in EPOCH_ENDS if callable(getattr(module, name, None))]
 
@@ -45,7 +45,7 @@ class EpochOutputs:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._hooks = {name: getattr(module, name) for name in find_epoch_ends(module)}
+        self._hooks = {name: getattr(module, name) for name in list_epoch_end_hooks(module)}
         self._outputs: dict[str, dict[int, list[Any]]] = {name: {} for name in self._hooks}
         self._replaced: dict[str, Any] = {}
         self._attached: tuple[Any, Any] | None = None

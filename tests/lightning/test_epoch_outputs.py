@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from spark_estimator.lightning.epoch_outputs import EpochOutputs, find_epoch_ends
+from spark_estimator.lightning.epoch_outputs import EpochOutputs, list_epoch_end_hooks
 from tests.lightning.training import loader, module_of, package, trainer_of
 from tests.torch.rank_pool import RankPool
 
@@ -65,7 +65,7 @@ def test_they_are_called_with_the_outputs_of_this_ranks_steps(two_ranks: RankPoo
         assert all(not entry["loss"].requires_grad for outputs in training for entry in outputs)
         (validation, *_) = (outputs for hook, outputs in module.seen if hook == "validation")
         (tests,) = (outputs for hook, outputs in module.seen if hook == "test")
-        assert find_epoch_ends(module) == ["training_epoch_end", "validation_epoch_end", "test_epoch_end"]
+        assert list_epoch_end_hooks(module) == ["training_epoch_end", "validation_epoch_end", "test_epoch_end"]
         assert not {"training_epoch_end", "validation_epoch_end"} & module.__dict__.keys()
         assert [type(callback).__name__ for callback in trainer.callbacks] == ["Monitor"]
         logged = float(trainer.callback_metrics.get("trained", 0))

@@ -115,7 +115,7 @@ class PredictionColumn:
         if self.role is Role.LABEL:
             return self._make_label(output)
         if self.role is Role.PREDICTION:
-            return self._make_prediction(output)
+            return self._convert_to_prediction(output)
         numbers = numpy.clip(output.astype(numpy.float64), -_LARGEST, _LARGEST)
         scores = _compute_raw_scores if self.role is Role.RAW else _compute_probabilities
         vectors = _make_lists(scores(numbers, self.output_kind), numpy.float64)
@@ -158,7 +158,7 @@ class PredictionColumn:
         inside = _to_kind(output.reshape(-1), kind[len("array<") : -1], self.output_kind)
         return pyarrow.ListArray.from_arrays(pyarrow.array(numpy.arange(len(inside) + 1, dtype=numpy.int32)), inside)
 
-    def _make_prediction(self, output: Array) -> pyarrow.Array:
+    def _convert_to_prediction(self, output: Array) -> pyarrow.Array:
         if self.width > 1:
             return _find_best(output).cast(pyarrow.float64())
         threshold = THRESHOLDS.get(self.output_kind or "")

@@ -26,9 +26,9 @@ def get_zone(trained: str) -> str:
     Args:
         trained: the zone of the session that the model was trained in, which is used where there is no session.
     """
-    from spark_estimator.launch.spark.session import find_existing_session  # Spark's workers do without it
+    from spark_estimator.launch.spark.session import find_session  # Spark's workers do without it
 
-    session = find_existing_session()
+    session = find_session()
     return trained if session is None else str(session.conf.get(_SETTING))
 
 

@@ -18,7 +18,7 @@ from spark_estimator.estimators.torch import parts as torch_parts
 from spark_estimator.estimators.torch.exchange import check_exchange
 from spark_estimator.estimators.torch.steps.recipe import read_compile
 from spark_estimator.lightning import removed_hooks
-from spark_estimator.lightning.epoch_outputs import find_epoch_ends
+from spark_estimator.lightning.epoch_outputs import list_epoch_end_hooks
 from spark_estimator.lightning.flavours import FLAVOURS, choose_flavour
 from spark_estimator.torch.sending import prepare_to_send
 
@@ -150,7 +150,7 @@ _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
 def find_checkpoint_obstacle(model: Any, value: Callable[[str], Any]) -> str:
     """Return why checkpoints within an epoch would lack something of the epoch; '' where they do not."""
     averaging = [each for each in value("callbacks") if {kind.__name__ for kind in type(each).__mro__} & _AVERAGING]
-    if "training_epoch_end" in find_epoch_ends(model):
+    if "training_epoch_end" in list_epoch_end_hooks(model):
         return (
             f"{type(model).__name__} has training_epoch_end(), which gets what all steps of an epoch have returned. "
             "Replace it by on_train_epoch_end()."

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from spark_estimator.errors import DataError, PreflightError, remove_links
 from spark_estimator.estimators.persistence.filesystems import ConnectFiles, FileSystem, FsspecFiles, HadoopFiles
 from spark_estimator.estimators.persistence.folders import MANIFEST_FILE, MLFLOW_FOLDER, is_local, to_local_path
-from spark_estimator.launch.spark.session import find_existing_session
+from spark_estimator.launch.spark.session import find_session
 from spark_estimator.store.hadoop import find_default_filesystem
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def find_folder(path: str, session: SparkSession | None = None, *, to_write: boo
     if is_local(path):
         return to_local_path(path)
     text = os.fspath(path)
-    session = session or find_existing_session()
+    session = session or find_session()
     if session is None:
         return _find_without_session(text)
     is_connect = type(session).__module__.startswith("pyspark.sql.connect")

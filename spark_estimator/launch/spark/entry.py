@@ -147,7 +147,7 @@ def explain_interruption(caller: str) -> Iterator[None]:
 
 def find_session_and_size(size: Size, caller: str, size_word: str = "num_proc") -> tuple[SparkSession, int]:
     """Return the session in which a job would run, and its number of ranks. Raises PreflightError: it could not run."""
-    spark = _find_session(0 if callable(size) else size, caller)
+    spark = _find_or_make_session(0 if callable(size) else size, caller)
     check_session(spark)
     if callable(size):
         return spark, size(spark)
@@ -160,7 +160,7 @@ def find_elastic_session(size: int | None, least: int | None, caller: str) -> tu
 
     Without `size` it is `choose_default_size`. Raises PreflightError: the job could not run.
     """
-    spark = _find_session(size or 0, caller)
+    spark = _find_or_make_session(size or 0, caller)
     check_session(spark, together=False)
     if size is None:
         available = choose_default_size(spark)
@@ -179,14 +179,14 @@ def find_elastic_session(size: int | None, least: int | None, caller: str) -> tu
     return spark, size
 
 
-def _find_session(size: int, caller: str) -> SparkSession:
+def _find_or_make_session(size: int, caller: str) -> SparkSession:
     """Return the existing session, or a new one for `size` ranks; 0: one rank per core."""
     try:
         import spark_estimator.launch.spark.stage_job  # noqa: F401  # needs more than the session does
-        from spark_estimator.launch.spark.session import find_session
+        from spark_estimator.launch.spark.session import find_or_make_session
     except ModuleNotFoundError as error:
         raise PythonEnvironmentError(
             f"{caller} runs in Spark, but this Python has no module {error.name!r}: pip install pyspark pyarrow "
             "pandas, or run on this machine without Spark (HorovodRunner with a negative np, spark_estimator.run)."
         ) from error
-    return find_session(size)
+    return find_or_make_session(size)

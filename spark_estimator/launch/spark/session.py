@@ -29,13 +29,13 @@ _ALWAYS_FINE = 8
 _SAYS_WHERE = ("MASTER", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "DATABRICKS_RUNTIME_VERSION")
 
 
-def find_session(size: int) -> SparkSession:
+def find_or_make_session(size: int) -> SparkSession:
     """Return this thread's or process's session; where there is none, a new one for `size` ranks (0: one per slot).
 
     Raises NotEnoughSlotsError: `size` is too large for this machine; PreflightError: no session can be made;
     NativeLibraryError: ranks of the session would run on this machine, which has no engine.
     """
-    session = find_existing_session()
+    session = find_session()
     is_local = Configuration(session).is_local and not is_connect(session) if session else None
     if is_local or (session is None and not any(map(os.environ.get, _SAYS_WHERE))):
         require_engine()
@@ -43,7 +43,7 @@ def find_session(size: int) -> SparkSession:
 
 
 def make_session(master: str | None, remote: str | None, settings: Mapping[str, str], size: int) -> None:
-    """Make a session, which `find_session` then finds. Raises PreflightError: it can't be made.
+    """Make a session, which `find_or_make_session` then finds. Raises PreflightError: it can't be made.
 
     Args:
         size: number of ranks, and of the cores of a local session.
@@ -71,7 +71,7 @@ def make_session(master: str | None, remote: str | None, settings: Mapping[str, 
         raise PreflightError(f"no Spark session at {location}: {str(error).splitlines()[0]}") from error
 
 
-def find_existing_session() -> SparkSession | None:
+def find_session() -> SparkSession | None:
     """Return the active session, if any, classic or Connect. Raises PreflightError: of Spark Connect 3.4."""
     session = _get_active(SparkSession)
     if session is not None:

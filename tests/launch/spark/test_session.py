@@ -63,9 +63,9 @@ def test_a_connect_session_is_that_of_every_thread(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(session, "_get_active", lambda kind: None)
     made = Kind._default_session = Kind()
-    assert session.find_existing_session() is made  # type: ignore[comparison-overlap]
+    assert session.find_session() is made  # type: ignore[comparison-overlap]
     monkeypatch.setattr(made, "is_stopped", True)
-    assert session.find_existing_session() is not made  # type: ignore[comparison-overlap]
+    assert session.find_session() is not made  # type: ignore[comparison-overlap]
 
 
 def test_properties_of_the_calling_thread_are_inherited(spark: Any) -> None:

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark_estimator.env import Settings
 from spark_estimator.launch.spark.configuration import Configuration
-from spark_estimator.launch.spark.session import find_existing_session
+from spark_estimator.launch.spark.session import find_session
 
 _ENABLED = "spark.decommission.enabled"
 _MOST_TASKS = 100  # of a stage: those of elastic jobs have one, and its earlier attempts
@@ -27,7 +27,7 @@ def expects_warnings(*, replaces: bool) -> bool:
     Args:
         replaces: the job replaces lost ranks; no other learns of decommissioning.
     """
-    settings, spark = Settings.read(), find_existing_session()
+    settings, spark = Settings.read(), find_session()
     by_variables = bool(settings.preemption_signal or settings.preemption_command)
     return by_variables or (replaces and spark is not None and can_warn(spark))
 
