@@ -174,11 +174,11 @@ def judge(kind: str, lines: Sequence[tuple[float, str]], steps: Sequence[Step]) 
     needed, false, named = [], [], set()
     for at, line in lines:
         period = max((step.period for step in steps if step.at <= at), default=0)
-        found = re.search(rf"rank (\d) .* is slow because of {CAUSES[kind] or 'nothing'},", line)
-        if found and int(found[1]) == period % 2 and period > 0 and period not in named:
+        line_match = re.search(rf"rank (\d) .* is slow because of {CAUSES[kind] or 'nothing'},", line)
+        if line_match and int(line_match[1]) == period % 2 and period > 0 and period not in named:
             named.add(period)
             needed.append(sum(step.period == period and step.at <= at for step in steps))
-        elif found or " keeps up with " not in line:
+        elif line_match or " keeps up with " not in line:
             false.append(f"{line.strip()} (period {period})")
     seconds = [statistics.median(step.seconds for step in steps if (step.period > 0) == slow) for slow in (False, True)]
     return Verdict(needed, false, seconds[0], seconds[1] / seconds[0] - 1)

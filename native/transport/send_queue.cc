@@ -1,4 +1,4 @@
-// Asks the kernel; a file of its own, since <linux/tcp.h> and <netinet/tcp.h> exclude each other.
+// Asks the kernel; apart from other files, since <linux/tcp.h> and <netinet/tcp.h> exclude each other.
 #include "transport/send_queue.h"
 
 #include <linux/tcp.h>

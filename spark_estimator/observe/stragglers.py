@@ -128,11 +128,13 @@ def find_excess(rounds: Mapping[int, RankRound], slow: Iterable[int] = ()) -> di
     senders = _find_senders(rounds)
     for rank in senders if len(senders) > 1 else []:
         figures = rounds[rank]
-        longer = figures.sending - median(rounds[sender].sending for sender in senders if sender != rank)
-        # What is sent beside computing holds up nobody.
-        seconds = min(longer, figures.parts.peers + figures.parts.network)
+        usual = median(rounds[sender].sending for sender in senders if sender != rank)
+        # What is sent beside computing holds up no rank.
+        seconds = min(figures.sending - usual, figures.parts.peers + figures.parts.network)
         share = _compute_share(seconds, figures)
-        if share >= limits[rank] and (rank not in result or seconds > result[rank].seconds):
+        # The step is longer by about twice of it, as others wait for what then comes back through the link.
+        is_slow = seconds >= usual and share >= limits[rank] / 2
+        if is_slow and (rank not in result or seconds > result[rank].seconds):
             result[rank] = Excess(Cause.LINK, seconds, share)
     return result
 

@@ -54,6 +54,14 @@ def make_round(*parts: float, sending: float = 0.0, host: str = "") -> RankRound
             ],
             {},
         ),
+        # Half of the step is the network's, in which hosts differ.
+        (
+            [
+                make_round(0.0, 0.05, 0.0, 0.05, sending=0.045, host="a"),
+                make_round(0.0, 0.05, 0.0, 0.05, sending=0.03, host="b"),
+            ],
+            {},
+        ),
         # Of each host one rank sends for both.
         (
             [
