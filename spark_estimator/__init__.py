@@ -6,8 +6,9 @@ framework nor Spark.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_estimator.lazy_names import bind_names
 
 __version__ = "0.1.0"
 
@@ -77,17 +78,4 @@ __all__ = [
     "run",
     "trust_files",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name at its first use (PEP 562)."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'spark_estimator' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = bind_names(__name__, _HOME)

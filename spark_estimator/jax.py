@@ -7,8 +7,9 @@ rank.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_estimator.lazy_names import bind_names
 
 if TYPE_CHECKING:
     from spark_estimator.extensions.jax.trees import *  # noqa: F403  # its __all__
@@ -19,14 +20,4 @@ _NAMES = [
     "Adasum", "Average", "Max", "Min", "Product", "Sum", "allgather", "allreduce", "barrier", "broadcast",
     "cross_rank", "cross_size", "init", "is_initialized", "local_rank", "local_size", "rank", "shutdown", "size",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name from the extension (PEP 562)."""
-    if name not in _NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_EXTENSION), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
+__getattr__, __dir__ = bind_names(__name__, dict.fromkeys(_NAMES, _EXTENSION))

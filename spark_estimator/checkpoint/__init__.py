@@ -46,8 +46,9 @@ ranks each takes rank 0's buffers and keeps its generators as they are, which is
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_estimator.lazy_names import bind_names
 
 if TYPE_CHECKING:
     from spark_estimator.extensions.checkpoint.checkpointer import Checkpointer
@@ -60,15 +61,4 @@ _HOME = {
     "complete_steps": "spark_estimator.extensions.checkpoint.reading",
     "load": "spark_estimator.extensions.checkpoint.reading",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name at its first use: they need PyTorch, which the writer's process does without."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'spark_estimator.checkpoint' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    """Return the names that completion offers, also those that are not loaded yet."""
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = bind_names(__name__, _HOME)

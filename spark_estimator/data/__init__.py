@@ -7,8 +7,9 @@ lists the data sets that trainings have left in a store.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_estimator.lazy_names import bind_names
 
 if TYPE_CHECKING:
     from spark_estimator.data.inventory import data_sets
@@ -22,10 +23,4 @@ _HOME = {
     "files_of": "spark_estimator.data.scan",
     "make_torch_dataloader": "spark_estimator.data.torch_loader",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name at its first use: one needs PyTorch, the other Spark."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'spark_estimator.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+__getattr__, __dir__ = bind_names(__name__, _HOME)

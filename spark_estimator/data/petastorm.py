@@ -20,8 +20,9 @@ setting ``petastorm.spark.converter.parentCacheDirUrl`` names, and read from the
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_estimator.lazy_names import bind_names
 
 if TYPE_CHECKING:
     from spark_estimator.extensions.petastorm.converter import SparkDatasetConverter, make_spark_converter
@@ -70,15 +71,4 @@ _HOME = {
     "make_spark_converter": f"{_EXTENSION}.converter",
     "tf_tensors": f"{_EXTENSION}.tf_datasets",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name from the extension at its first use: some need PyTorch or TensorFlow."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    """Return the names that completion offers, also those that are not loaded yet."""
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = bind_names(__name__, _HOME)

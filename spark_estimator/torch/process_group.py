@@ -70,8 +70,9 @@ other backend beside one that is written in Python.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_estimator.lazy_names import bind_names
 
 if TYPE_CHECKING:
     from spark_estimator.extensions.process_group import BACKEND_NAME, EngineGroup
@@ -82,19 +83,7 @@ _HOME = {
     "BACKEND_NAME": "spark_estimator.extensions.process_group",
     "EngineGroup": "spark_estimator.extensions.process_group",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name from the extension (PEP 562)."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
+__getattr__, __dir__ = bind_names(__name__, _HOME)
 
 # This module is imported for its effect: the extension makes the backend known to torch.
 __getattr__("BACKEND_NAME")
-
-
-def __dir__() -> list[str]:
-    """Return the names that completion offers, also those that are not loaded yet."""
-    return sorted({*globals(), *__all__})
