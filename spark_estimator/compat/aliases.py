@@ -111,8 +111,8 @@ PACKAGES: dict[str, dict[str, str]] = {
         "TorchEstimator": "spark_estimator.estimators.lightning.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.lightning.model:TorchModel",
     },
-    "horovod.spark.task": {"get_available_devices": "spark_estimator.spark.devices:get_available_devices"},
-    "horovod.spark.task.task_info": {"get_available_devices": "spark_estimator.spark.devices:get_available_devices"},
+    "horovod.spark.task": {"get_available_devices": "spark_estimator.spark.backend:get_available_devices"},
+    "horovod.spark.task.task_info": {"get_available_devices": "spark_estimator.spark.backend:get_available_devices"},
     "horovod.spark.torch": {
         "TorchEstimator": "spark_estimator.estimators.torch.estimator:TorchEstimator",
         "TorchModel": "spark_estimator.estimators.torch.model:TorchModel",

@@ -31,6 +31,13 @@ def default_num_proc() -> int:
     return find_session_and_size(choose_default_size, "default_num_proc()")[1]
 
 
+def get_available_devices() -> list[str]:
+    """Return the GPUs that this rank has, as CUDA_VISIBLE_DEVICES names them; none outside of a job."""
+    if "HOROVOD_RANK" not in os.environ:
+        return []
+    return [device.strip() for device in os.environ.get(_DEVICES, "").split(",") if device.strip()]
+
+
 class Backend:
     """Runs a function on several ranks. To train elsewhere, subclass it."""
 

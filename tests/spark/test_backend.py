@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 
 from spark_estimator.errors import WorkerFailedError
 from spark_estimator.spark import Backend, LocalBackend, SparkBackend
-from spark_estimator.spark.backend import default_num_proc
+from spark_estimator.spark.backend import default_num_proc, get_available_devices
 from tests.launch import clusters
 
 pytestmark = pytest.mark.usefixtures("functions_travel_by_value")
@@ -114,3 +114,13 @@ def test_without_pyspark_local_backends_run_and_spark_says_what_is_missing() -> 
     assert re.search(
         r"spark\.run\(num_proc=2\) runs in Spark, but this Python has no module 'py(spark|arrow)'", done.stderr
     )
+
+
+def test_the_devices_of_a_rank_and_outside_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, 3")
+    monkeypatch.delenv("HOROVOD_RANK", raising=False)
+    assert get_available_devices() == []
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    assert get_available_devices() == ["1", "3"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert get_available_devices() == []
