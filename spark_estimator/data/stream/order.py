@@ -141,11 +141,6 @@ class StreamLeg:
                 "the state is of a loader that keeps all rows on disk, and this one reads them in each epoch "
                 "(cache_bytes): their orders differ. Take it up at the end of an epoch, or with the same limits."
             )
-        if "first_rows" not in values:
-            raise ValueError(
-                "the state is of an earlier version, which read rows in another order. "
-                "Take it up at the end of an epoch."
-            )
         mixing = Mixing(*(int(values[name]) for name in ("window_rows", "streams", "first_rows")))
         return StreamLeg(int(values["ranks"]), int(values["batch_size"]), mixing, int(values["steps"]))
 

@@ -160,10 +160,9 @@ class Loop:
             within: training resumes within the epoch in which it was taken; False: at the beginning of the next.
         """
         assign(self.model.weights, checkpoint.state["weights"])
-        values, factor = checkpoint.state["optimizer"], checkpoint.state.get("rate_factor", 1)
+        factor = checkpoint.state["rate_factor"]
         rescale_rate(self.model.optimizer, self._size, factor)
-        # Checkpoints of earlier versions, without the factor, also lack the rate of Keras 2.
-        assign(list_variables_with_rate(self.model.optimizer)[: len(values)], values)
+        assign(list_variables_with_rate(self.model.optimizer), checkpoint.state["optimizer"])
         rescale_rate(self.model.optimizer, factor, self._size)
         if len(checkpoint.ranks) == context.size():
             state = checkpoint.ranks[context.rank()]
@@ -277,7 +276,7 @@ class Loop:
         assign(self.model.non_trainable_weights, within["weights"])
         self._sums.restore(within["sums"])
         set_rng_state(within["chance"])
-        self._marks = within.get("marks") or [-1] * len(self._marks)  # earlier checkpoints have none
+        self._marks = within["marks"]
 
     def _draw(self, epoch: int) -> None:
         """Seed an epoch's random numbers from seed, epoch and rank alone; earlier draws have no effect."""

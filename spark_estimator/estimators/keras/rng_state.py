@@ -33,9 +33,8 @@ def set_rng_state(state: dict[str, Any]) -> None:
     """Restore what `get_rng_state` returned."""
     keys, position, has_gauss, gauss = state["numpy"]
     numpy.random.set_state(("MT19937", keys, int(position), int(has_gauss), float(gauss)))
-    if "python" in state:  # earlier checkpoints have none
-        words, second = state["python"]
-        random.setstate((3, tuple(words.tolist()), second))
+    words, second = state["python"]
+    random.setstate((3, tuple(words.tolist()), second))
     if backend() == "torch" and "torch" in state:
         import torch
 

@@ -234,7 +234,7 @@ def load(spec: TrainSpec, identity: Identity, form: CheckpointFormat) -> Checkpo
         values = form.unpack(content)
         rest = {name: values.pop(name) for name in ("identity", "seed", "history", "best", "ranks", "cursor", "epoch")}
         cursor = None if rest["cursor"] is None else Cursor(**rest["cursor"])
-        written = {name: str(values.pop(name, "")) for name in ("initial", "owner")}  # not by earlier versions
+        written = {name: str(values.pop(name)) for name in ("initial", "owner")}
         found_in = Checkpoint(
             {kind: list(words) for kind, words in rest["identity"].items()},
             int(rest["seed"]),

@@ -135,9 +135,8 @@ class EpochMeans:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `get_state` returned."""
         sums = state["sums"]
-        self.counted.restore(state.get("counted", []))
-        self.sums.zero_()
-        self.sums[: len(sums)] = sums  # an earlier version kept fewer
+        self.counted.restore(state["counted"])
+        self.sums.copy_(sums)
         self._rows, self._loss = int(sums[0]), self._compute_mean(self.sums) * float(sums[0])
 
     @property

@@ -72,10 +72,7 @@ def get_rng_state(device: torch.device) -> dict[str, Any]:
 
 def set_rng_state(device: torch.device, state: dict[str, Any]) -> None:
     """Restore the random number generators of this rank."""
-    if "generators" in state:
-        set_random_state(state["generators"])
-    else:  # a checkpoint of an earlier version
-        torch.set_rng_state(state["random"])
+    set_random_state(state["generators"])
     if device.type == "cuda" and "random of the GPU" in state:
         torch.cuda.set_rng_state(state["random of the GPU"], device)
 

@@ -207,7 +207,7 @@ class Trainer:
         self.model.load_state_dict(checkpoint.state["model"])
         self.optimizer.load_state_dict(checkpoint.state["optimizer"])
         self.stepper.load_state_dict(checkpoint.state)
-        self._rescale(checkpoint.state.get("rate_factor", 1), self.rate_factor)  # earlier versions multiplied none
+        self._rescale(checkpoint.state["rate_factor"], self.rate_factor)
         if len(checkpoint.ranks) == hvd.size():
             rank_state = checkpoint.ranks[hvd.rank()]
             take_buffers(self.model, rank_state)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KINDS = {
-    "spark_estimator.TorchEstimator": (TorchEstimator, "torch_estimator"),
-    "spark_estimator.TorchModel": (TorchModel, "torch_model"),
-    "spark_estimator.KerasEstimator": (KerasEstimator, "keras_estimator"),
-    "spark_estimator.KerasModel": (KerasModel, "keras_model"),
-    "spark_estimator.lightning.TorchEstimator": (of_lightning.TorchEstimator, "lightning_estimator"),
-    "spark_estimator.lightning.TorchModel": (of_lightning.TorchModel, "lightning_model"),
+    "spark_estimator.TorchEstimator": TorchEstimator,
+    "spark_estimator.TorchModel": TorchModel,
+    "spark_estimator.KerasEstimator": KerasEstimator,
+    "spark_estimator.KerasModel": KerasModel,
+    "spark_estimator.lightning.TorchEstimator": of_lightning.TorchEstimator,
+    "spark_estimator.lightning.TorchModel": of_lightning.TorchModel,
 }
 
 
@@ -33,28 +33,21 @@ class Mine(TorchEstimator):
 
 
 @pytest.mark.parametrize("path", KINDS)
-def test_a_class_is_named_by_its_public_path_and_found_under_the_former_one(path: str) -> None:
-    kind, former = KINDS[path]
-    assert get_public_path(kind) == path
+def test_a_class_is_named_by_its_public_path(path: str) -> None:
+    assert get_public_path(KINDS[path]) == path
     module, _, name = path.rpartition(".")
-    assert getattr(importlib.import_module(module), name) is kind
-    assert getattr(importlib.import_module(f"spark_estimator.estimators.{former}"), name) is kind
+    assert getattr(importlib.import_module(module), name) is KINDS[path]
 
 
 def test_a_subclass_is_named_by_its_own_module() -> None:
     assert get_public_path(Mine) == f"{__name__}.Mine"
 
 
-@pytest.mark.parametrize("saved_as", ["spark_estimator.TorchEstimator", "spark_estimator.estimators.torch_estimator"])
-def test_a_pipeline_is_loaded_that_names_either(spark: SparkSession, tmp_path: Path, saved_as: str) -> None:
+def test_a_pipeline_names_the_public_path(spark: SparkSession, tmp_path: Path) -> None:
     net = torch.nn.Linear(2, 1)
     estimator = TorchEstimator(model=net, optimizer=torch.optim.SGD(net.parameters(), 0.1), batch_size=7)
     Pipeline(stages=[estimator]).save(str(tmp_path / "pipeline"))
     (file,) = (tmp_path / "pipeline" / "stages").glob("*/metadata/part-00000")
-    metadata = json.loads(file.read_text())
-    assert metadata["class"] == "spark_estimator.TorchEstimator"
-    if "estimators" in saved_as:
-        file.write_text(json.dumps({**metadata, "class": f"{saved_as}.TorchEstimator"}))
-        (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
+    assert json.loads(file.read_text())["class"] == "spark_estimator.TorchEstimator"
     (loaded,) = Pipeline.load(str(tmp_path / "pipeline")).getStages()
     assert type(loaded) is TorchEstimator and loaded.getBatchSize() == 7
