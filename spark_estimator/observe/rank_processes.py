@@ -79,6 +79,8 @@ def _list_processes() -> Iterator[RankProcess]:
                 texts = (folder / "environ").read_bytes().split(b"\0")
                 variables = dict(text.decode(errors="replace").split("=", 1) for text in texts if b"=" in text)
                 mark = variables[PROCESS_VARIABLE].rpartition("/")[2]
+                if not mark.strip("0"):  # a process that ranks are forked from
+                    continue
                 named = re.fullmatch(r"python rank(\d+)", (folder / "comm").read_text().strip())
                 # From the state, which follows the name in brackets, as in `launch.worker.orphans`.
                 fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()

@@ -95,8 +95,8 @@ def _read(manifest: Manifest, trust: bool) -> Any:
         return read(manifest.check_file("objects.pt"), _list_known(), trust=is_trusted(trust))
     except RefusedObjectsError as error:
         raise DataError(
-            f"{manifest.folder}: its model, losses or functions aren't PyTorch's own, and loading them could run any "
-            f"code. Pass trust=True (in a pipeline: use trust_files()) if you trust the folder. ({error})"
+            f"{manifest.folder}: its model, losses, metrics or functions aren't PyTorch's own, and loading them "
+            f"could run any code. Pass trust=True (in a pipeline: use trust_files()) if you trust the folder. ({error})"
         ) from error
 
 
