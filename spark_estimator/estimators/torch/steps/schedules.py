@@ -187,7 +187,11 @@ def try_schedule(schedule: RateSchedule, optimizer: torch.optim.Optimizer, epoch
         DataError, TypeError, ValueError: as `make_scheduler`, for any number.
     """
     other = copy.copy(optimizer)
-    other.param_groups = [dict(group) for group in optimizer.param_groups]
+    other.param_groups = [
+        # A rate that is a tensor is moved in place.
+        {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in group.items()}
+        for group in optimizer.param_groups
+    ]
     try:
         return make_scheduler(schedule, other, _SOME_STEPS if schedule.by_step else epochs)
     except DataError as error:
@@ -267,7 +271,9 @@ class Rates:
         groups = self._optimizer.param_groups
         now = [group["lr"] for group in groups]
         for group in groups:
-            group["lr"] = group.get("initial_lr", group["lr"])
+            first = group.get("initial_lr", group["lr"])
+            # A rate that is a tensor is moved in place, and the first one stays.
+            group["lr"] = first.clone() if isinstance(first, torch.Tensor) else first
         if factor != 1:
             multiply_groups(groups, 1 / factor)
         self.scheduler = make_scheduler(schedule, self._optimizer, total)

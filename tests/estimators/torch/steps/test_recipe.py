@@ -20,7 +20,7 @@ from spark_estimator.errors import DataError
 from spark_estimator.estimators.torch.callbacks import Callback
 from spark_estimator.estimators.torch.losses import TorchParts
 from spark_estimator.estimators.torch.steps.recipe import StepRecipe
-from spark_estimator.estimators.torch.steps.schedules import Rates, read_schedule
+from spark_estimator.estimators.torch.steps.schedules import Rates, read_schedule, try_schedule
 from spark_estimator.estimators.torch.trainer import Trainer
 from spark_estimator.store import Store
 from tests.estimators.specs import spec_of
@@ -272,6 +272,20 @@ def test_an_epoch_that_begins_again_begins_at_its_own_rate(skipped: int) -> None
         assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
         rates.end_step(taken=True)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(expected - 1 / 39)
+
+
+def test_a_rate_that_is_a_tensor_stays_the_users() -> None:
+    """PyTorch's schedulers write into it: the driver's trial, and a second making, must not begin at what they left."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.5))
+    values: dict[str, Any] = {"lr_scheduler": "linear", "warmup_steps": 4, "warmup_ratio": 0.0}
+    schedule, _ = read_schedule(values.__getitem__)
+    assert schedule is not None
+    try_schedule(schedule, optimizer, 1)
+    assert optimizer.param_groups[0]["lr"] == 0.5 and "initial_lr" not in optimizer.param_groups[0]
+    rates = Rates(schedule, None, optimizer)
+    for total in (8, 12, 16):
+        rates.begin_epoch(4, total, 1)
+        assert optimizer.param_groups[0]["lr"] == 0.5 and optimizer.param_groups[0]["initial_lr"] == 0.5
 
 
 def test_a_plateau_looks_at_the_number_that_it_is_told() -> None:
