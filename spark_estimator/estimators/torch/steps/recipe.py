@@ -35,7 +35,8 @@ class StepRecipe:
         skips: leave out steps whose joint gradient is not finite.
         compile: arguments of torch.compile; None: the model is not compiled.
         channels_last: the memory format of weights and inputs of images.
-        validate_every_steps: batches between validations within an epoch; 0: there are none. It changes no step.
+        validate_every_steps: batches between validations within an epoch; 0: there are none. It changes no step, but
+            has ranks that step alone exchange their parameters.
     """
 
     clip_norm: float = 0.0
