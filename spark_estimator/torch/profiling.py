@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,10 @@ class profile(contextlib.AbstractContextManager["profile"]):  # it is used like 
             self._undo.callback(_Recorder(self._request, self._folder).close)
         else:
             file_modes.make_folders(self._folder)
-            self._undo.callback(_restore, {name: os.environ.get(name) for name in (PROFILE_VARIABLE, FOLDER_VARIABLE)})
+            variables = {PROFILE_VARIABLE: str(self._request), FOLDER_VARIABLE: self._folder}
+            _publish(variables)
+            self._undo.callback(_withdraw, variables)
             self._undo.callback(self._report_none, self._list_traces())
-            os.environ |= {PROFILE_VARIABLE: str(self._request), FOLDER_VARIABLE: self._folder}
         return self
 
     def __repr__(self) -> str:
@@ -88,11 +90,29 @@ class profile(contextlib.AbstractContextManager["profile"]):  # it is used like 
             )
 
 
-def _restore(variables: dict[str, str | None]) -> None:
-    for name, value in variables.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+_lock = threading.Lock()
+# The variables of each `profile` that is in force at this driver, and what they were before the first of them.
+_published: list[dict[str, str]] = []
+_before: dict[str, str | None] = {}
+
+
+def _publish(variables: dict[str, str]) -> None:
+    """Set variables for the jobs that start from now on."""
+    with _lock:
+        if not _published:
+            _before.update({name: os.environ.get(name) for name in variables})
+        _published.append(variables)
+        os.environ.update(variables)
+
+
+def _withdraw(variables: dict[str, str]) -> None:
+    """Set them as the others have them that are in force, which threads end in any order; or as they were."""
+    with _lock:
+        _published[:] = [each for each in _published if each is not variables]
+        for name, value in (_published[-1] if _published else _before).items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 class _Recorder:
@@ -105,13 +125,15 @@ class _Recorder:
         self._rank: int | None = None  # as of the first step: at the end the job may be left already
         self._profiler: torch.profiler.profile | None = None
         self._recording: contextlib.ExitStack | None = None
+        self._has_ended = False
         self._hook: Any = register_optimizer_step_post_hook(self._end_step)
         atexit.register(self.close)
 
     def close(self) -> None:
         """End the recording early, where it still runs; report steps that did not come. Idempotent."""
         atexit.unregister(self.close)
-        if self._hook is None:
+        self._hook.remove()
+        if self._has_ended:
             return
         rank = self._find_rank()
         if rank in self._request.ranks:
@@ -124,6 +146,8 @@ class _Recorder:
 
     def _end_step(self, *_: Any) -> None:
         """Count a step: called at the end of any optimizer's."""
+        if self._has_ended:
+            return
         self._step += 1
         if self._step == self._request.first - 1 and self._find_rank() in self._request.ranks:
             self._begin()
@@ -138,6 +162,13 @@ class _Recorder:
         return int(os.environ.get("HOROVOD_RANK", "0")) if self._rank is None else self._rank
 
     def _begin(self) -> None:
+        if torch.autograd._profiler_enabled():  # PyTorch has one in a thread; a second one ends the process
+            log_to_driver(
+                f"spark_estimator: rank {self._find_rank()}: {self._request.words} are not profiled, as another "
+                "profiler runs."
+            )
+            self._finish()
+            return
         self._recording = contextlib.ExitStack()
         if "NSYS_PROFILING_SESSION_ID" in os.environ and torch.cuda.is_available():
             self._recording.enter_context(torch.cuda.profiler.profile())  # for --capture-range=cudaProfilerApi
@@ -149,10 +180,11 @@ class _Recorder:
         self._recording.callback(spans.set_recorder, None)
 
     def _finish(self) -> None:
-        """End counting, and the recording, if there is one."""
-        self._hook.remove()
-        self._hook = None
-        atexit.unregister(self.close)
+        """End counting, and the recording, if there is one.
+
+        The hook stays until `close`: PyTorch calls one after the other, and this may be within such a call.
+        """
+        self._has_ended = True
         recording, self._recording = self._recording, None
         if recording is None:
             return

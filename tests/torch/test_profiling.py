@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 
 from spark_estimator import HorovodRunner, PreflightError, TorchEstimator, profile, run
 from spark_estimator.observe import spans, step_times
-from spark_estimator.observe.profiling import ProfileRequest
+from spark_estimator.observe.profiling import FOLDER_VARIABLE, PROFILE_VARIABLE, ProfileRequest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,6 +97,62 @@ def test_a_loop_in_a_rank_profiles_itself(tmp_path: Path, monkeypatch: pytest.Mo
     (file,) = tmp_path.iterdir()
     assert file.name == "profile-rank1-steps2-3.json.gz"
     assert read_trace(file)[0][spans.EXCHANGE] == 2
+
+
+def step_alone() -> None:
+    """Make some steps, with a hook of the user's that PyTorch calls after that of the profile."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(lambda *_: None)
+    model = torch.nn.Linear(10, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        model(torch.ones(2, 10)).sum().backward()
+        optimizer.step()
+
+
+def test_a_rank_may_have_other_hooks_and_profiles(tmp_path: Path) -> None:
+    def check() -> None:
+        import spark_estimator.torch as hvd
+
+        hvd.init()
+        with profile(0, (5, 6)):
+            step_alone()
+
+    with profile(0, (2, 3), folder=tmp_path):
+        HorovodRunner(np=-1).run(check)
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["profile-rank0-steps2-3.json.gz", "profile-rank0-steps5-6.json.gz"]
+
+
+def test_a_profile_gives_way_to_another_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def check() -> bool:
+        import torch
+
+        import spark_estimator.torch as hvd
+
+        hvd.init()
+        with torch.profiler.profile() as mine:
+            step_alone()
+        return "Optimizer.step#SGD.step" in {event.key for event in mine.key_averages()}
+
+    with profile(0, (2, 3), folder=tmp_path):
+        assert HorovodRunner(np=-1).run(check)
+    assert not list(tmp_path.iterdir())
+    assert "rank 0: steps 2 to 3 are not profiled, as another profiler runs" in capfd.readouterr().out
+
+
+def test_profiles_of_threads_end_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PROFILE_VARIABLE, "3:4")
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    first, second = profile(0, (2, 3), folder=tmp_path), profile(1, (4, 5), folder=tmp_path)
+    with contextlib.ExitStack() as ends_first:
+        ends_first.enter_context(first)
+        second.__enter__()
+    assert os.environ[PROFILE_VARIABLE] == "1:4-5"
+    second.__exit__(None, None, None)
+    assert os.environ[PROFILE_VARIABLE] == "3:4" and FOLDER_VARIABLE not in os.environ
 
 
 def test_a_recovery_is_in_the_trace(tmp_path: Path) -> None:
