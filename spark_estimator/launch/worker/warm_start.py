@@ -73,8 +73,9 @@ class Preparation:
         """Make that of a worker that this thread would start. Raises OSError: this system doesn't show it."""
         blank = {name: "0" * len(environment[name]) for name in (JOB_VARIABLE, PROCESS_VARIABLE)}
         status = Path("/proc/thread-self/status").read_text(errors="replace").splitlines()
+        folder = os.stat(".")  # one that was removed and made again has the same path
         surroundings = [
-            os.getcwd(),
+            f"{os.getcwd()} {folder.st_dev} {folder.st_ino}",
             str(os.getpriority(os.PRIO_PROCESS, 0)),
             Path("/proc/self/limits").read_text(),
             Path("/proc/self/cgroup").read_text(),

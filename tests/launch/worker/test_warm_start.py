@@ -201,6 +201,19 @@ def test_another_server_takes_over_where_a_new_process_would_be_another(
         wait_until(lambda: len(find_servers()) == 1, "the other one was not ended")
 
 
+def test_a_folder_that_was_made_again_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stays in the one that was removed, where a worker could make no file."""
+    folder = tmp_path / "results"
+    for number in range(2):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        run(lambda: Path("made").touch())
+        assert (folder / "made").exists(), number
+        monkeypatch.chdir(tmp_path)
+        (folder / "made").unlink()
+        folder.rmdir()
+
+
 def test_a_server_that_was_killed_is_replaced() -> None:
     run(os.getpid)
     (pid,) = find_servers()
