@@ -24,7 +24,7 @@ from sklearn import datasets
 from torch import nn
 
 from spark_estimator import TorchEstimator
-from spark_estimator.launch.spark.session import find_session
+from spark_estimator.launch.spark.session import find_or_make_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     if unknown := set(cases) - {*BUNDLED, "generated"}:
         parser.error(f"unknown tables: {', '.join(sorted(unknown))}. Choose from {', '.join(BUNDLED)}, generated.")
-    spark = find_session(max(max(ranks) for ranks in cases.values()))
+    spark = find_or_make_session(max(max(ranks) for ranks in cases.values()))
     for name, sizes in cases.items():
         whole = table(name, options.rows)
         torch.manual_seed(3)
