@@ -31,6 +31,7 @@ from spark_estimator.security.encryption import Policy, check_encryption
 _PRELOADABLE = ("torch", "tensorflow")
 # The pickle's opcode SHORT_BINUNICODE, its length, and a name such as ``horovod.torch``: a docstring is none.
 _SHORT_TEXT = re.compile(rb"\x8c(.)(?=([\w.]+))", re.DOTALL)
+_READ_AT_IMPORT = re.compile(rb"TORCH(?:_COMPILE|_LOGS|DYNAMO|INDUCTOR)")
 
 
 @dataclass(frozen=True)
@@ -314,11 +315,14 @@ def make_worker_spec(job: JobSpec, rendezvous: Rendezvous, variables: Mapping[st
 def find_modules_to_preload(payload: bytes) -> tuple[str, ...]:
     """Find what the payload names, and the driver has loaded: importing it before the function runs hides its cost.
 
-    These are the frameworks, and this package's modules, also by Horovod's names.
+    These are the frameworks, and this package's modules, also by Horovod's names. It is none where the function names a
+    variable that PyTorch reads when it is imported, since the function may set it before.
 
     Args:
         payload: a pickle of protocol 4 or later.
     """
+    if _READ_AT_IMPORT.search(payload):
+        return ()
     names = {head[2][: head[1][0]] for head in _SHORT_TEXT.finditer(payload) if len(head[2]) >= head[1][0]}
     modules = [part for part in _PRELOADABLE if part in sys.modules and any(part.encode() in name for name in names)]
     for name in sorted(names):

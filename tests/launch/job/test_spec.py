@@ -97,6 +97,10 @@ def test_what_the_driver_has_loaded_and_the_function_names_is_preloaded(monkeypa
         """Not for tensorflow or spark_estimator.torch."""
         import numpy  # noqa: F401
 
+    def train_eagerly() -> None:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        import torch  # noqa: F401
+
     def train_there() -> None:
         import horovod.tensorflow as hvd
         import horovod.torch
@@ -113,6 +117,7 @@ def test_what_the_driver_has_loaded_and_the_function_names_is_preloaded(monkeypa
     assert spec.find_modules_to_preload(dump_function(train_there, (), {})) == ("torch", "tensorflow"), (
         "torch is the first"
     )
+    assert spec.find_modules_to_preload(dump_function(train_eagerly, (), {})) == (), "PyTorch reads it at its import"
     for name in ("spark_estimator.torch", "spark_estimator.keras"):
         monkeypatch.setitem(sys.modules, name, None)
     modules = spec.find_modules_to_preload(dump_function(train_there, (), {}))
