@@ -342,7 +342,6 @@ def test_sizes_checkpoints_and_groups(size: int, ranks: RankPool) -> None:
         assert rates() == [RATE * size] * 2, "once"
         for state, expected in (
             ({**plain, "rate_factor": 1}, size),
-            ({name: value for name, value in plain.items() if name != "rate_factor"}, size),
             ({**plain, "rate_factor": 4}, size / 4),
         ):
             trainer.take(Checkpoint({}, 5, state, [], None, []), within=False)
