@@ -14,8 +14,7 @@ def bind_names(module: str, homes: Mapping[str, str]) -> tuple[Callable[[str], A
     def load_name(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(homes[name]), name)
-        vars(sys.modules[module])[name] = value
+        value = vars(sys.modules[module])[name] = getattr(importlib.import_module(homes[name]), name)
         return value
 
     return load_name, lambda: sorted({*vars(sys.modules[module]), *homes})

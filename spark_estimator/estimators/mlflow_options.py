@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_estimator.data.columns import did_you_mean
 from spark_estimator.estimators import checks
 
 #: MLflow's tag for the run that another one is nested in.
@@ -103,8 +103,7 @@ def check_mlflow(name: str, value: Any) -> bool | dict[str, Any]:
             raise TypeError(f"{name} must be True, False or a dict of options; got {value!r}.") from None
     for option in value:
         if option not in _CHECKS:
-            near = difflib.get_close_matches(str(option), _CHECKS, 1)
-            question = f" (did you mean {near[0]!r}?)" if near else ""
-            raise TypeError(f"{name} has no option {option!r}{question}. Its options: {', '.join(_CHECKS)}.")
+            near, options = did_you_mean(str(option), _CHECKS), ", ".join(_CHECKS)
+            raise TypeError(f"{name} has no option {option!r}.{near} Its options: {options}.")
     MlflowOptions(**value)
     return dict(value)

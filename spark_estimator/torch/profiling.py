@@ -162,11 +162,10 @@ class _Recorder:
         return int(os.environ.get("HOROVOD_RANK", "0")) if self._rank is None else self._rank
 
     def _begin(self) -> None:
-        if torch.autograd._profiler_enabled():  # PyTorch has one in a thread; a second one ends the process
-            log_to_driver(
-                f"spark_estimator: rank {self._find_rank()}: {self._request.words} are not profiled, as another "
-                "profiler runs."
-            )
+        # PyTorch has one in a thread; a second one ends the process.
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            words = f"{self._request.words} are not profiled, as another profiler runs."
+            log_to_driver(f"spark_estimator: rank {self._find_rank()}: {words}")
             self._finish()
             return
         self._recording = contextlib.ExitStack()

@@ -20,7 +20,7 @@ def test_true_false_and_options() -> None:
     ("value", "words"),
     [
         ("yes", "mlflow must be True, False or a dict of options; got 'yes'"),
-        ({"experiment": "x"}, r"has no option 'experiment' \(did you mean 'experiment_name'\?\)"),
+        ({"experiment": "x"}, r"has no option 'experiment'\. Did you mean 'experiment_name'\? Its options"),
         ({"log_every_n_steps": 0}, r"mlflow\['log_every_n_steps'\] must be at least 1"),
         ({"tags": "a"}, r"mlflow\['tags'\] must be a dict"),
         ({"tags": {"mlflow.parentRunId": "r"}}, r"the tag 'mlflow.parentRunId' is set by parent_run_id='r'\."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import warnings
@@ -12,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from spark_estimator.data.columns import did_you_mean
 from spark_estimator.estimators.checks import check_labels, check_list, describe_value
 from spark_estimator.estimators.torch import losses as torch_losses
 from spark_estimator.estimators.torch import parts as torch_parts
@@ -228,9 +228,8 @@ def _check_trainer_args(arguments: dict[str, Any], trainer: Any, flavour: str, c
         if name in _REFUSED:
             raise ValueError(f"trainer_args[{name!r}] = {value!r} is not taken: {_REFUSED[name]}.")
         if name not in parameters:
-            near = difflib.get_close_matches(name, parameters, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"trainer_args has {name!r}, which no Trainer of {flavour} takes.{hint}")
+            words = f"trainer_args has {name!r}, which no Trainer of {flavour} takes."
+            raise TypeError(words + did_you_mean(name, parameters))
     package = importlib.import_module(flavour)
     for callback in check_list("callbacks", arguments.get("callbacks")):
         if not isinstance(callback, package.Callback):
