@@ -46,13 +46,11 @@ def drawn() -> list[float]:
 
 def test_random_numbers_continue() -> None:
     drawn()  # so that Python and NumPy each keep a second number
-    state, older = get_rng_state(CPU), {"random": torch.get_rng_state()}
+    state = get_rng_state(CPU)
     expected = drawn()
     drawn()
     set_rng_state(CPU, state)
     assert drawn() == expected
-    set_rng_state(CPU, older)
-    assert drawn()[:2] == expected[:2]
 
 
 def test_a_seed_decides_all_random_numbers() -> None:
