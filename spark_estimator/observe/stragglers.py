@@ -132,7 +132,7 @@ def find_excess(rounds: Mapping[int, RankRound], slow: Iterable[int] = ()) -> di
         # What is sent beside computing holds up no rank.
         seconds = min(figures.sending - usual, figures.parts.peers + figures.parts.network)
         share = _compute_share(seconds, figures)
-        # The step is longer by about twice of it, as others wait for what then comes back through the link.
+        # The step is longer by about twice of it, as others wait for what passes the link the other way.
         is_slow = seconds >= usual and share >= limits[rank] / 2
         if is_slow and (rank not in result or seconds > result[rank].seconds):
             result[rank] = Excess(Cause.LINK, seconds, share)
