@@ -93,5 +93,5 @@ def test_the_longest_report_goes_through_a_pipe_in_one_piece() -> None:
     assert report is not None and len(report.points) <= MAX_POINTS
     assert report.points[-1][0] == 1234, "the last epoch is always there"
     longest = Progress(1e9 + 0.123456, 10**12, 10**12, 1e5 + 0.123456, "ü" * 100, replace(report))
-    longest = replace(longest, sample=Sample(1e9 + 0.123456, 10**12, *[1e9 + 0.123456] * 5, 10**6, "ü" * 64))
+    longest = replace(longest, sample=Sample(1e9 + 0.123456, 10**12, *[1e9 + 0.123456] * 5, "ü" * 64))
     assert len(json.dumps(longest.to_dict()).encode()) < select.PIPE_BUF
