@@ -299,8 +299,8 @@ Status Engine::Describe(const std::string& what, std::string* text) const {
     *text = progress_.Running();
     return Status::Ok();
   }
-  return Status(SE_INVALID_ARGUMENT, "there is no description of '" + what +
-                                         "'; ask for flight_recorder, algorithms, gpu or running");
+  return Status(SE_INVALID_ARGUMENT,
+                "there is no description of '" + what + "'; ask for flight_recorder, algorithms, gpu or running");
 }
 
 Status Engine::OrderRing(std::vector<int> ranks, bool halves_in_ring) {

@@ -125,7 +125,7 @@ class SocketGroup : public StreamGroup {
   Liveness* liveness_;
   LateSockets* late_;
   std::vector<bool> asked_;  // [size], with `late`
-  int last_receiver_ = -1;  // whom data was sent to last
+  int last_receiver_ = -1;   // whom data was sent to last
   std::atomic<int64_t> unsent_time_{0};
   Time next_check_;
   // Of AwaitReady; side by side.
