@@ -41,9 +41,19 @@ def shared() -> Iterator[WriterLink]:
 @pytest.fixture
 def link(shared: WriterLink) -> WriterLink:
     """All slots are free."""
-    with shared.control.hold_lock():
-        assert shared.control.find_slots(SlotState.FREE) == [0, 1]
+    await_free(shared)
     return shared
+
+
+def await_free(link: WriterLink) -> None:
+    """Wait until all slots are free: the writer reports before it frees one."""
+    deadline = time.monotonic() + MOST.total_seconds()
+    while True:
+        with link.control.hold_lock():
+            if link.control.find_slots(SlotState.FREE) == [0, 1]:
+                return
+        assert time.monotonic() < deadline, "a slot stays taken"
+        time.sleep(0.001)
 
 
 def fill(link: WriterLink, number: int, path: Path, content: bytes = b"content") -> tuple[int, int]:
@@ -67,6 +77,7 @@ def test_a_copy_is_written_and_reported_once(link: WriterLink, tmp_path: Path) -
     report = next_report(link)
     assert (report.ticket, report.path, report.error, report.bytes) == (4, str(tmp_path / "a"), "", 7)
     assert (tmp_path / "a").read_bytes().startswith(b"content")
+    await_free(link)
     assert link.read_reports() == [] and link.control.completed == 4
 
 
