@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.stragglers [--runs 50] [--cause even input computing neighbour link] [--share 0.2]`` runs a job
 of two ranks for each cause. In its first period both are equally fast; then one is slow in each, by turns. That one
-must be named, with the right cause, and the other's recovery; no other line may come. In the job ``even`` no rank is
+must be named, with the right cause, and no other (lines of recovery are not judged). In the job ``even`` no rank is
 slow, and none may be named. *input*: its loader sleeps. *computing*: its forward pass sleeps. *neighbour*: other
 programs compute on its core. *link*: its host sends at ``--rate`` bits per second (needs root and iproute2). It
 prints after how many steps a rank was named, and how much longer steps with a slow rank are.

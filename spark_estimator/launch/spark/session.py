@@ -43,7 +43,7 @@ def find_or_make_session(size: int) -> SparkSession:
 
 
 def make_session(master: str | None, remote: str | None, settings: Mapping[str, str], size: int) -> None:
-    """Make a session, which `find_or_make_session` then finds. Raises PreflightError: it can't be made.
+    """Make a session, which `find_session` then finds. Raises PreflightError: it can't be made.
 
     Args:
         size: number of ranks, and of the cores of a local session.
