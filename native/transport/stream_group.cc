@@ -156,7 +156,7 @@ Status SocketGroup::AwaitReady(std::span<const int> senders_to, std::span<const 
 
 SendQueue SocketGroup::ReadLastQueue() const {
   if (last_receiver_ < 0) return {};
-  return ReadSendQueue(sockets_[static_cast<size_t>(last_receiver_)].sockets()[0].fd());
+  return sockets_[static_cast<size_t>(last_receiver_)].sockets()[0].ReadSendQueue();
 }
 
 void SocketGroup::AbandonAfterFork() {

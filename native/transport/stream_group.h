@@ -20,7 +20,6 @@
 #include "transport/liveness.h"
 #include "transport/polling.h"
 #include "transport/ring_order.h"
-#include "transport/send_queue.h"
 #include "transport/striped_socket.h"
 
 namespace spark_estimator {

@@ -1,9 +1,12 @@
 #include "transport/stream_socket.h"
 
+#include <linux/tcp.h>  // of which <netinet/tcp.h> has less
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <new>
 #include <system_error>
@@ -144,6 +147,14 @@ ssize_t StreamSocket::Send(const void* data, size_t bytes) {
 ssize_t StreamSocket::Receive(void* data, size_t bytes) {
   if (channel_ != nullptr) return channel_->Receive(fd(), static_cast<uint8_t*>(data), bytes);
   return recv(fd(), data, bytes, MSG_DONTWAIT);
+}
+
+SendQueue StreamSocket::ReadSendQueue() const {
+  tcp_info info{};
+  socklen_t bytes = sizeof(info);
+  if (getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return {};
+  if (bytes < offsetof(tcp_info, tcpi_rwnd_limited) + sizeof(info.tcpi_rwnd_limited)) return {};
+  return {info.tcpi_notsent_bytes > 0, static_cast<int64_t>(info.tcpi_rwnd_limited) * 1000};
 }
 
 std::string SocketErrorText(int error_number) {

@@ -57,6 +57,13 @@ class SecureChannel {
   size_t opened_end_ = 0;
 };
 
+// What a TCP connection has been given to send and has not sent yet, by the kernel's own count.
+struct SendQueue {
+  bool has_unsent = false;
+  // For how many nanoseconds since the connection was opened the peer had no room for more (RFC 4898).
+  int64_t held_nanoseconds = 0;
+};
+
 class StreamSocket {
  public:
   StreamSocket() = default;
@@ -74,6 +81,8 @@ class StreamSocket {
   // Nothing that has arrived is held back: after EAGAIN from Receive the next bytes make the descriptor readable.
   ssize_t Send(const void* data, size_t bytes);
   ssize_t Receive(void* data, size_t bytes);
+  // An empty queue for other sockets than TCP's, and for Linux before 4.10.
+  SendQueue ReadSendQueue() const;
 
  private:
   UniqueFd fd_;
